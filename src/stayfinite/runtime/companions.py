@@ -51,7 +51,7 @@ class Companions:
             (m for m in auxiliaries.modules if id(m) not in models),
         )
         twins = [m for m in others if not any(id(p) in ours for p in m.parameters())]
-        self.holders = [weakref.ref(h) for h in auxiliaries.holders]
+        self.holders = [weakref.ref(h) for h in auxiliaries.holders if id(h) not in models]
         self._noted = []
         self.twins = [(weakref.ref(m), _probes(m)) for m in twins]
         self._adopted_at = num_applied

@@ -59,6 +59,8 @@ class _Engine(Protocol):
     num_applied: int
     has_world: bool
 
+    def forget_windows(self) -> None: ...
+
     @property
     def deferral(self) -> _Deferral: ...
 
@@ -203,8 +205,7 @@ class DeepChecks:
         self.generation, self._is_initialized = self._state.generation, False
         self._state.forget_gone()
         engine.rng.forget_others()
-        engine.log.clear()
-        self.forget_due()
+        engine.forget_windows()
 
     @outside_user_modes
     def _take_due_snapshot(self) -> None:

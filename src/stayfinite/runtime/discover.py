@@ -43,6 +43,8 @@ _UNOPENED = ("torch.utils.data", "builtins", "_io", "threading")
 
 _WANTED, _ITEMS, _VALUES, _ATTRIBUTES, _OPTIMIZER = 1, 2, 4, 8, 16
 """What the search does with a value: keep it, or visit its contents."""
+_MAY_HOLD = (_ATTRIBUTES, _ATTRIBUTES | _WANTED | _OPTIMIZER)
+"""Objects that may wrap an optimizer; an optimizer can be one, too."""
 
 
 class Auxiliaries:
@@ -191,7 +193,7 @@ class Reach:
                     continue
                 inside = value if role == _VALUES else self._attributes(value)
                 first = list(itertools.islice(inside.items(), _MAX_PARTS))
-                if role == _ATTRIBUTES and self._moves_with(value, [v for _, v in first]):
+                if role in _MAY_HOLD and self._moves_with(value, [v for _, v in first]):
                     self._holders.append(value)
                 todo += [(str(key), v, depth) for key, v in first if roles[type(v)]]
 

@@ -35,6 +35,7 @@ from .rng import RngMemory, RngState
 from .state import TrainState
 from .step.parts import StepParts
 from .warn.lookout import Lookout
+from .weak import weakly
 from .window import Failure, RunningReplay, Verdict, Window
 from .window_log import WindowLog
 
@@ -63,6 +64,7 @@ class Engine:
         self.scale_watch = ScaleWatch()
         self.lookout = Lookout(self)
         self.deep_checks = DeepChecks(self)
+        state.on_over = weakly(self.forget_windows)
         self.has_world = False
         """Whether there is a process group, as of the open window."""
 
@@ -98,6 +100,11 @@ class Engine:
         if state.buffers.is_needed:
             state.buffers.copy(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
+
+    def forget_windows(self) -> None:
+        """Drop all references to batches and weights of a training that is over."""
+        self.log.forget()
+        self.deep_checks.forget_due()
 
     @outside_user_modes
     def check(
@@ -247,7 +254,6 @@ class Engine:
     def release_all(self) -> None:
         """Drop every reference to the training; nothing is run or checked any more."""
         self.ranks.forget()
-        self.log.clear()
-        self.deep_checks.forget_due()
+        self.forget_windows()
         self.history.clear()
         self.state.release_all()

@@ -43,8 +43,9 @@ class TrainState:
         self.generation = 0
         """Incremented when an optimizer is deleted: older copies belong to another training."""
         self.num_changes = 0
-        """Incremented with everything that decides how the next step is handled: `OrdinaryIteration` tests its conditions
-        again when this has changed."""
+        """Incremented with every change after which `OrdinaryIteration` has to test its conditions again."""
+        self.on_over: Callable[[], Any] = lambda: None
+        """Called when the last optimizer is deleted."""
         self.averages: dict[str, nn.Module] = {}
         """Running averages of the weights, which the loop updates itself."""
         self.others: dict[str, Any] = {}
@@ -89,9 +90,9 @@ class TrainState:
         If others remain, one of them may be in a step, so the copies are kept until the next window.
         """
         self.generation += 1
-        self.num_changes += 1
         if not self.optimizers:
             self.release_all()
+            self.on_over()
 
     def forget_gone(self) -> None:
         """Drop the copies, which belong to another training; new ones follow."""
@@ -125,7 +126,6 @@ class TrainState:
 
     def add_scaler(self, scaler: Any) -> None:
         if not any(s is scaler for s in self.scalers):
-            self.num_changes += 1
             self.scalers.append(scaler)
             if self.snapshot.is_taken and scaler.is_enabled():
                 self.snapshot.add(scaler_state(scaler))
@@ -134,14 +134,11 @@ class TrainState:
         found, self.auxiliaries = self.auxiliaries, None
         return found
 
-    def adopt_companions(
-        self, auxiliaries: Auxiliaries, others: set[int], num_applied: int
-    ) -> None:
+    def adopt_companions(self, found: Auxiliaries, others: set[int], num_applied: int) -> None:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
-        known = others | {id(m) for m in self.roots.values()}
-        self.companions.adopt(auxiliaries, moved, known, num_applied)
-        self.buffers.look_again()
-        self.num_changes += 1
+        known = others | {id(m) for m in (*self.roots.values(), *self.optimizers)}
+        self.companions.adopt(found, moved, known, num_applied)
+        self._forget_caches()
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Track averages of our models (`AveragedModel`); True if there was a new one."""
@@ -195,9 +192,7 @@ class TrainState:
                 owner = self.name_of(p) if isinstance(p, Tensor) else type(p).__name__
                 if not isinstance(entry, dict):
                     continue
-                for key, value in entry.items():
-                    if isinstance(value, Tensor):
-                        yield f"{owner}:{key}", value
+                yield from ((f"{owner}:{k}", v) for k, v in entry.items() if isinstance(v, Tensor))
 
     def average_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._average_parts()

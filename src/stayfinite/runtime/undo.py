@@ -95,7 +95,7 @@ def attributes(obj: Any, stop: tuple[type, ...] = (Optimizer, nn.Module)) -> Cap
 
 def _note(obj: Any, stop: tuple[type, ...], undos: list[Undo], seen: set[int]) -> None:
     home = getattr(obj, "__dict__", None)
-    if not isinstance(home, dict) or id(obj) in seen or isinstance(obj, stop):
+    if not isinstance(home, dict) or id(obj) in seen:
         return
     seen.add(id(obj))
     kept = {k: _kept(v) for k, v in home.items() if not isinstance(v, stop)}
@@ -114,7 +114,7 @@ def _note(obj: Any, stop: tuple[type, ...], undos: list[Undo], seen: set[int]) -
     undos.append(undo)
     for value in list(home.values()):
         for inner in value if isinstance(value, (list, tuple)) else (value,):
-            if _is_alike(inner, obj):
+            if _is_alike(inner, obj) and not isinstance(inner, stop):
                 _note(inner, stop, undos, seen)
 
 

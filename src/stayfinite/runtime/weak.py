@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["WeakList", "reference"]
+__all__ = ["WeakList", "reference", "weakly"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,18 @@ def reference(thing: T) -> Callable[[], T | None]:
         return lambda: thing
 
 
+def weakly(method: Callable[[], Any]) -> Callable[[], None]:
+    """Calls the method for as long as somebody else holds its object."""
+    ref = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = ref()
+        if found is not None:
+            found()
+
+    return call
+
+
 class WeakList(Generic[T]):
     """A list of weak references: a member that is deleted elsewhere disappears from it.
 
@@ -47,7 +59,7 @@ class WeakList(Generic[T]):
         """The references, for code in every healthy step that must not call `__iter__`."""
         self.version = 0
         """Incremented with every change."""
-        self._on_gone = weakref.WeakMethod(on_gone) if on_gone is not None else None
+        self._on_gone = weakly(on_gone) if on_gone is not None else None
 
     def append(self, member: T) -> None:
         self.version += 1
@@ -59,9 +71,8 @@ class WeakList(Generic[T]):
     def _gone(self, ref: Any) -> None:
         self.refs = [r for r in self.refs if r is not ref]
         self.version += 1
-        on_gone = self._on_gone() if self._on_gone is not None else None
-        if on_gone is not None:
-            on_gone()
+        if self._on_gone is not None:
+            self._on_gone()
 
     def remove(self, member: T) -> None:
         self.refs = [ref for ref in self.refs if ref() is not member]

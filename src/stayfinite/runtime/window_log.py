@@ -76,8 +76,15 @@ class WindowLog(list[Window]):
         self._num_bytes = 0
         self._stale.clear()
 
+    def forget(self) -> None:
+        """Drop everything: the training is over."""
+        self.clear()
+        self.recent.clear()
+        self.release_all()
+
     def is_diverging(self) -> bool:
         """Whether the loss rises steeply, so that the older snapshot should be kept.
+
 
         Uses only losses that were read already, so it does not sync.
         """

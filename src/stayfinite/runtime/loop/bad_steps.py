@@ -102,8 +102,7 @@ class BadSteps:
     ) -> None:
         """Plan the undo at the end of the iteration, after which it is as if its batch had never come."""
         undo: list[Callable[[], None]] = []
-        is_scalers = failure.symptom == "scaler_skip"
-        if not is_scalers or (verdict is not None and verdict.incident is not None):
+        if not _is_scalers(failure, verdict):
             # If the schedule were restored, the next step would get the same bad rate.
             if failure.symptom != "learning_rate":
                 undo = [self.state.capture_small(), *self.state.capture_averages()]
@@ -152,3 +151,11 @@ class BadSteps:
             self.state.set_lrs(bad.lrs)
         if not keeps and not bad.is_loaderless and bad.rng is not None:
             bad.rng.restore()
+
+
+def _is_scalers(failure: Failure, verdict: Verdict | None) -> bool:
+    """Whether the step is left out by the GradScaler alone, which then moves its scale as ever."""
+    if failure.symptom != "scaler_skip":
+        return False
+    incident = verdict.incident if verdict is not None else None
+    return incident is None or incident.event.kind == "scale_collapse"

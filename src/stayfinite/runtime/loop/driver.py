@@ -98,7 +98,6 @@ class LoopDriver:
     def internal_work(self) -> Iterator[None]:
         """Ignore events in this block: they are caused by our own work, not by the loop."""
         was, self.is_internal = self.is_internal, True
-        self.state.num_changes += 1
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ from ..window import Failure, Window
 
 __all__ = ["failure_behind", "is_about_numbers"]
 
-_SPEAKS_OF_NAN = re.compile(
+_MENTIONS_NAN = re.compile(
     r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow|underflow)\b"
 )
 

@@ -297,8 +297,7 @@ class Recovery:
     @property
     def counts_steps(self) -> bool:
         """Whether a step that was applied changes anything here."""
-        is_lost = self._lost is not None or self._lost_epoch is not None
-        return bool(self.tally.num_consecutive or is_lost or self._ramp or self.plan)
+        return bool(self.tally.num_consecutive or self._lost or self._ramp or self.plan)
 
     def note_applied(self) -> None:
         self.tally.num_consecutive = 0
@@ -321,7 +320,6 @@ class Recovery:
     def follow(self, ramp: PrecisionRamp) -> None:
         """Notify this ramp of each step; report and journal its moves."""
         self._ramp = ramp
-        self.state.num_changes += 1
         before = ramp.on_move
 
         def moved(move: RampMove) -> None:
