@@ -205,7 +205,8 @@ class DeepChecks:
         self.generation, self._is_initialized = self._state.generation, False
         self._state.forget_gone()
         engine.rng.forget_others()
-        engine.forget_windows()
+        engine.log.forget()
+        self.forget_due()
 
     @outside_user_modes
     def _take_due_snapshot(self) -> None:
