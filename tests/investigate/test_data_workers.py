@@ -114,6 +114,6 @@ def test_the_line_that_numpy_has_warned_of_has_made_what_the_data_set_stores():
             optimizer.step()
     incident = guard.incidents[0]
     assert incident.diagnosis.cause == "bad_preprocessing"
-    lines, first = inspect.getsourcelines(standardized)
+    _lines, first = inspect.getsourcelines(standardized)
     assert incident.location.culprit.line == first + 1
     assert "NumPy warned there: invalid value" in " ".join(render(incident).split())

@@ -27,13 +27,8 @@ __all__ = ["Indices", "LoaderListener", "LoaderPatches", "note_samples", "sample
 _ident = threading.get_ident
 
 
-class _Inside(threading.local):
-    """The nesting depth of loaders in this thread."""
-
-    count = 0
-
-
-_inside = _Inside()
+_reading: set[int] = set()
+"""The threads that are inside a loader; loaders that it reads itself are not recorded."""
 _REASON = "the batch of a step is noted where the loader hands it out"
 _SAMPLES = "the samples of a batch are noted, so that a bad one can be named"
 _AROUND = (
@@ -209,21 +204,21 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
             if last[0]() is iterator
             else _notes.once(samples.known, iterator) or samples.iterations.get(iterator)
         )
-        if not _inside.count:
-            me = _ident()
+        me = _ident()
+        if me not in _reading:
             for each in subscribers.now:
                 if each.listener is not None and each.listener.thread_id == me:
                     listener = each.listener
-        if listener is not None:
-            loader = known.loader() if known is not None else None
-            read = partial(_read, original, iterator, known)
-            return _noted(listener, iterator if loader is None else loader, read, iterator)
-        return _read(original, iterator, known)
+        if listener is None:
+            return _read(iterator, known, original)
+        loader = known.loader() if known is not None else None
+        given = iterator if loader is None else loader
+        return _noted(listener, given, iterator, _read, known, original)
 
     return __next__
 
 
-def _read(original: Any, iterator: Any, known: _Iteration | None) -> Any:
+def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
     """The next batch, with its samples recorded."""
     waiting = known.waiting if known is not None else None
     try:
@@ -235,16 +230,20 @@ def _read(original: Any, iterator: Any, known: _Iteration | None) -> Any:
             waiting.popleft()  # the samples could not be read
         raise
     index = waiting.popleft() if waiting else None
-    if not isinstance(index, list) or not getattr(iterator, "_in_order", True):
-        index = None
-    elif known is not None and known.worker is not None:
-        index = Indices(index, known.worker)
+    if index is not None:
+        if not isinstance(index, list) or not getattr(iterator, "_in_order", True):
+            index = None
+        elif known is not None and known.worker is not None:
+            index = Indices(index, known.worker)
     samples.of_batch = index
     return batch
 
 
-def _noted(listener: LoaderListener, loader: Any, read: Callable[[], Any], iterator: Any) -> Any:
-    firewall, ordinary = listener.firewall, listener.ordinary
+def _noted(
+    listener: LoaderListener, loader: Any, iterator: Any, read: Callable[..., Any], *given: Any
+) -> Any:
+    """The next batch, by `read(iterator, *given)`."""
+    firewall, ordinary, me = listener.firewall, listener.ordinary, listener.thread_id
     try:  # Not through `firewall.call`: this runs in every healthy step.
         if not firewall.is_down:
             if ordinary is None or not ordinary.is_over_by(loader):
@@ -256,17 +255,19 @@ def _noted(listener: LoaderListener, loader: Any, read: Callable[[], Any], itera
     except Exception as error:
         firewall.fail(error)
     while True:
-        _inside.count += 1
+        _reading.add(me)
         try:
             own = listener.draw
-            batch = read() if own is None else own(loader, read)
+            if own is None:
+                batch = read(iterator, *given)
+            else:
+                batch = own(loader, partial(read, iterator, *given))
         except StopIteration:
-            _inside.count -= 1
+            _reading.discard(me)
             firewall.call(listener.on_loader_end, loader)
-            _inside.count += 1
             raise
         finally:
-            _inside.count -= 1
+            _reading.discard(me)
         try:
             if firewall.is_down:
                 return batch
@@ -287,12 +288,12 @@ def _iter_around(original: Any, subscribers: Subscribers) -> Any:
         inner = original(loader)
         while True:
             mine = [s.listener for s in subscribers.now if s.listener.thread_id == _ident()]
-            listener = mine[-1] if mine and not _inside.count else None
+            listener = mine[-1] if mine and _ident() not in _reading else None
             try:
                 if listener is None:
                     batch = next(inner)
                 else:
-                    batch = _noted(listener, loader, partial(next, inner), inner)
+                    batch = _noted(listener, loader, inner, next)
             except StopIteration:
                 return
             yield batch

@@ -41,13 +41,8 @@ _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
 
 
-class _Depth(threading.local):
-    """The nesting depth of optimizer steps in this thread."""
-
-    step = 0
-
-
-_depth = _Depth()
+_stepping: set[int] = set()
+"""The threads that are inside an optimizer's step."""
 
 
 class TrainingPatches:
@@ -102,7 +97,8 @@ class TrainingPatches:
 
     def _before_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         listener = self.listener
-        if _is_compiling() or _depth.step or listener.thread_id != _ident():
+        me = _ident()
+        if _is_compiling() or me in _stepping or listener.thread_id != me:
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
@@ -256,14 +252,15 @@ def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
 
 def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or _depth.step:
+        if _is_compiling() or (me := _ident()) in _stepping:
             return original(optimizer, *args, **kwargs)
         mine: Any = None
         may_step: bool | None = None
-        if len(subscribers.now) == 1 and not args and not kwargs:
-            mine = subscribers.now[0].listener
+        now = subscribers.now
+        if len(now) == 1 and not args and not kwargs:
+            mine = now[0].listener
             ordinary, firewall = mine.ordinary, mine.firewall
-            if ordinary is not None and not firewall.is_down and mine.thread_id == _ident():
+            if ordinary is not None and not firewall.is_down and mine.thread_id == me:
                 try:  # Not through `firewall.call`: this runs in every healthy step.
                     may_step = ordinary.may_step(optimizer)
                 except StayfiniteError:
@@ -282,14 +279,14 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
         if not may_step:
             return None
         firewall = mine.firewall
-        _depth.step = 1
+        _stepping.add(me)
         is_done = False
         try:
             result = original(optimizer, *args, **kwargs)
             is_done = True
             return result
         finally:
-            _depth.step = 0
+            _stepping.discard(me)
             try:  # Not through `firewall.call`: this runs in every healthy step.
                 if not firewall.is_down:
                     mine.on_step_done(optimizer, is_done)
@@ -336,10 +333,13 @@ def _special(
         if actual is not closure:
             given = (actual, *args[1:]) if args else args
             named = kwargs if args else {**kwargs, "closure": actual}
-        _depth.step = _depth.step + 1
+        me = _ident()
+        was_inside = me in _stepping
+        _stepping.add(me)
         try:
             return original(optimizer, *given, **named)
         finally:
-            _depth.step -= 1
+            if not was_inside:
+                _stepping.discard(me)
 
     return listener.special_step(optimizer, closure if callable(closure) else None, call)

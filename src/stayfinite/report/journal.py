@@ -96,11 +96,10 @@ class Journal:
         self._flush_lines = flush_lines
         self._stage = stage
         self._segments = Segments(self.path, segment_bytes, keep_bytes)
-        self._rows: list[Row] = []
-        self._times: list[float] = []
+        self._rows: list[tuple[Row, float]] = []
         self._started = _clock()
         self._started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        self._flushed = self._started
+        self._flush_at = self._started + flush_seconds
         self._last: float | None = None
         self._lr: tuple[Any, str] = (None, "")
         self._pid = os.getpid()
@@ -115,9 +114,9 @@ class Journal:
         now = _clock()
         if self.parts:
             row, self.parts = (*row, {"parts": self.parts}), {}
-        self._rows.append(row)
-        self._times.append(now)
-        if now - self._flushed >= self._flush_seconds or len(self._rows) >= self._flush_lines:
+        rows = self._rows
+        rows.append((row, now))
+        if now >= self._flush_at or len(rows) >= self._flush_lines:
             self.flush()
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -150,9 +149,8 @@ class Journal:
 
     def flush(self, is_last: bool = False) -> None:
         """Write the stored steps; `is_last` also waits for values on a device."""
-        rows = list(zip(self._rows, self._times))
-        self._rows, self._times = [], []
-        self._flushed = _clock()
+        rows, self._rows = self._rows, []
+        self._flush_at = _clock() + self._flush_seconds
         if self._stage is not None:
             rows = self._stage(rows, is_last)
         if not rows or self._pid != os.getpid():

@@ -59,13 +59,13 @@ class _Engine(Protocol):
     num_applied: int
     has_world: bool
 
+    def forget_windows(self) -> None: ...
+
     @property
     def deferral(self) -> _Deferral: ...
 
     @property
     def monitor(self) -> _Monitor: ...
-
-    def forget_windows(self) -> None: ...
 
 
 class DeepChecks:
@@ -96,10 +96,12 @@ class DeepChecks:
     def request(self) -> None:
         """Check with the next step: a save was refused, or the ranks came to the end of an epoch."""
         self.is_requested = True
+        self._state.num_changes += 1
 
     def force(self) -> None:
         """Check after each of the next steps."""
         self.num_forced = _NUM_FORCED
+        self._state.num_changes += 1
 
     @property
     def must_wait(self) -> bool:
@@ -149,6 +151,7 @@ class DeepChecks:
 
         `is_opening`: a window is being opened, which initializes by itself.
         """
+        self._state.num_changes += 1
         if self._engine.num_applied == 0:
             self._is_initialized, self._early = False, None
             self.has_work = True
@@ -223,8 +226,15 @@ class DeepChecks:
     def forget_due(self) -> None:
         """The training was rolled back: what was checked is gone."""
         self._due_snapshot = None
+        self._state.num_changes += 1
         self.uncompared.clear()
         self._engine.log.release_all()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the next window needs no work here, and its end none but a look at the clock."""
+        is_old = self.generation != self._state.generation
+        return not (self.has_work or is_old or self.is_requested or self.num_forced)
 
     def is_due(self) -> bool:
         """Whether to check after this step; each call counts as one step."""
@@ -270,6 +280,7 @@ class DeepChecks:
                 engine.log.begin_anew()
         else:
             self._due_snapshot, self.has_work = (step + 1, self._state.versions()), True
+            self._state.num_changes += 1
             self._cost = time.perf_counter() - start
         self._last_started = time.perf_counter()
         return None

@@ -165,22 +165,45 @@ class Engine:
         checks = self.deep_checks
         if window.num_applied:
             self.recovery.note_applied()
-            self.num_applied += 1
             if not window.is_seen:
                 checks.uncompared.append(window)
-            row = row_of(window, self.state)
-            self.history.append(row)
-            if self.journal is not None:
-                self.journal.step(row)
-            # The clock is read every few steps only: the time between two checks is many steps long.
+            goes_on = self.log_step(window)
             if (
-                checks.can_snapshot
-                and self.log.add(window)
+                goes_on
                 and not checks.is_requested
                 and not checks.num_forced
                 and not (self.has_world and self.ranks.has_others)
             ):
                 return None
+        return self.check_deeply_if_due(window, is_followed)
+
+    def log_step(self, window: Window) -> bool:
+        """Log an applied step; False if it is time to read the clock.
+
+        It is read every few steps only: the time between two deep checks is many steps long.
+        """
+        self.num_applied += 1
+        row = row_of(window, self.state)
+        self.history.append(row)
+        if self.journal is not None:
+            self.journal.step(row)
+        return self.deep_checks.can_snapshot and self.log.add(window)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a healthy step is only logged, as long as `state.num_changes` stays the same."""
+        recovery = self.recovery
+        return (
+            self.deep_checks.is_quiet
+            and self.replay is None
+            and not self.has_world
+            and not recovery.counts_steps
+            and not recovery.left_out.drops
+        )
+
+    def check_deeply_if_due(self, window: Window, is_followed: bool = False) -> Failure | None:
+        """Run a deep check when the budget allows it."""
+        checks = self.deep_checks
         if not checks.is_due():
             return None
         if is_followed and not self.ranks.is_together:
@@ -190,6 +213,7 @@ class Engine:
 
     def handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Verdict]:
         """Investigate a bad step and apply the policy; raises where the run must end."""
+        self.state.num_changes += 1
         with self.ranks.each_for_itself():
             verdict = self._investigate(self, window, failure)
             return (self.conclude(verdict) if verdict.incident else None), verdict

@@ -17,6 +17,9 @@ from ..devices import current, is_accelerator_started, random_states, set_random
 
 __all__ = ["RngMemory", "RngState", "is_kind_of_generator"]
 
+_joined = b"".join
+"""Reads several memory areas in one call."""
+
 
 class RngState:
     """The states of all generators; `numpy` is None if it is not imported."""
@@ -142,7 +145,7 @@ class RngMemory:
         self._last: RngState | None = None
         self._areas: list[Any] | None = None
         """The memory areas of all generators; None if the position of one cannot be read."""
-        self._at: list[bytes] = []
+        self._at = b""
         self._pythons: list[tuple[Any, float | None]] = []
         """Python's generators, each with the second of a pair of normal numbers, which it stores."""
 
@@ -175,9 +178,8 @@ class RngMemory:
             and self._numpy_home._bit_generator is self._numpy_generator
             and (current() is None or not is_accelerator_started())
         ):
-            for area, was in zip(self._areas, self._at):
-                if area.raw != was:
-                    return self._capture_each()
+            if _joined(self._areas) != self._at:
+                return self._capture_each()
             for generator, pair in self._pythons:
                 if generator.gauss_next != pair:
                     return self._capture_each()
@@ -198,7 +200,7 @@ class RngMemory:
             kept.refresh()
         if self._areas is None and self._numpy is not None and all(k.areas for k in known):
             self._areas = [area for kept in known for area in kept.areas or ()]
-        self._at = [area.raw for area in self._areas or ()]
+        self._at = _joined(self._areas or ())
         pythons = [kept.python for kept in known if kept.python is not None]
         self._pythons = [(generator, generator.gauss_next) for generator in pythons]
         state = self._numpy.state if self._numpy is not None else None

@@ -42,6 +42,8 @@ class TrainState:
         self.scalers: WeakList[Any] = WeakList()
         self.generation = 0
         """Incremented when an optimizer is deleted: older copies belong to another training."""
+        self.num_changes = 0
+        """Incremented with every change after which `OrdinaryIteration` has to test its conditions again."""
         self.on_over: Callable[[], Any] = lambda: None
         """Called when the last optimizer is deleted."""
         self.averages: dict[str, nn.Module] = {}
@@ -132,13 +134,11 @@ class TrainState:
         found, self.auxiliaries = self.auxiliaries, None
         return found
 
-    def adopt_companions(
-        self, auxiliaries: Auxiliaries, others: set[int], num_applied: int
-    ) -> None:
+    def adopt_companions(self, found: Auxiliaries, others: set[int], num_applied: int) -> None:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
         known = others | {id(m) for m in (*self.roots.values(), *self.optimizers)}
-        self.companions.adopt(auxiliaries, moved, known, num_applied)
-        self.buffers.search_again()
+        self.companions.adopt(found, moved, known, num_applied)
+        self._forget_caches()
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Track averages of our models (`AveragedModel`); True if there was a new one."""
@@ -163,6 +163,7 @@ class TrainState:
     def _forget_caches(self) -> None:
         self._names = self._params = None
         self.buffers.search_again()
+        self.num_changes += 1
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the models, then those that only an optimizer has."""

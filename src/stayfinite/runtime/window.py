@@ -6,7 +6,6 @@ Replays are defined here as well, because the runtime routes the backward and th
 from __future__ import annotations
 
 import copy
-import enum
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +28,6 @@ __all__ = [
     "Change",
     "Failure",
     "Item",
-    "Phase",
     "Replay",
     "ReplayResult",
     "RunningReplay",
@@ -104,20 +102,6 @@ def is_same(one: list[BatchRef], other: list[BatchRef]) -> bool:
         return [id(item) for ref in refs for _, item in ref.items]
 
     return one is other or ids(one) == ids(other)
-
-
-class Phase(enum.Enum):
-    """The position of the loop within its iteration."""
-
-    FORWARD = "forward"
-    """A batch was drawn, or the previous step is finished."""
-    STEPPED = "stepped"
-    """The step was applied."""
-    REFUSED = "refused"
-    """The step was skipped. Changes of the training's state (rates, schedules, scales, averages, random
-    numbers) are undone when the loop asks for its next batch."""
-    OVER = "over"
-    """The driver is switched off."""
 
 
 @dataclass(frozen=True)

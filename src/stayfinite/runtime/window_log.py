@@ -14,7 +14,7 @@ _MAX_RISE = 10.0
 
 
 class WindowLog(list[Window]):
-    """The windows in order. The size of their batches is estimated from every 64th."""
+    """The windows in order. The size of their batches is estimated from the first and every 64th."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -22,19 +22,32 @@ class WindowLog(list[Window]):
         """The last steps before the snapshot, on which a change of the source is compared."""
         self._most = most
         self._num_bytes = 0
+        self._num_quiet = 0
+        """So many more windows are added before the clock is read."""
         self._stale: list[Window] = []
 
     def add(self, window: Window) -> bool:
         """Add a window; returns False if it is time to read the clock: in every eighth step, or when this is full."""
-        number = len(self)
-        if number % 64 == 0:
-            size = sum(batch_bytes(b.value) for b in window.batches)
-            self._num_bytes = (number + 64) * size
         self.append(window)
         if self._stale:
             self._stale.pop()
-        number += 1
-        return number % 8 > 0 and number < self._most and self._num_bytes <= _MAX_BYTES
+        self._num_quiet -= 1
+        return self._num_quiet > 0 or self._goes_on(window)
+
+    def _goes_on(self, window: Window) -> bool:
+        """`add` for the first window and every eighth."""
+        number = len(self)
+        if number == 1 or number % 64 == 0:
+            size = sum(batch_bytes(b.value) for b in window.batches)
+            self._num_bytes = (number + 64) * size
+        if self._num_bytes > _MAX_BYTES:
+            return False
+        self._num_quiet = min(8 - number % 8, self._most - number)
+        return number % 8 > 0 and number < self._most
+
+    def clear(self) -> None:
+        super().clear()
+        self._num_quiet = 0
 
     def is_full(self, num_more: int = 0) -> bool:
         return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES

@@ -21,8 +21,7 @@ __all__ = ["BadSteps"]
 class BadSteps:
     """Handles the bad steps of one loop.
 
-    `internal_work`: a context in which the driver ignores events; `on_made`: called when the current step was
-    repeated and counts as applied.
+    `internal_work`: a context in which the driver ignores events.
     """
 
     def __init__(
@@ -30,7 +29,6 @@ class BadSteps:
         engine: Engine,
         tracker: BatchTracker,
         internal_work: Callable[[], AbstractContextManager[None]],
-        on_made: Callable[[], None],
     ) -> None:
         self.engine = engine
         self.state = engine.state
@@ -39,7 +37,6 @@ class BadSteps:
         """Undo functions to call at the end of the iteration."""
         self._tracker = tracker
         self._internal_work = internal_work
-        self._on_made = on_made
         self._undo_companions: list[Callable[[], None]] = []
         """The same for objects that follow the training, with their state when the step was refused."""
 
@@ -85,7 +82,6 @@ class BadSteps:
                 is_back = self._left_out_too(again, old is current)
                 todo = again.redo if is_back else [*again.redo, *todo]
             elif old is current:
-                self._on_made()
                 self.undo.clear()
 
     def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:

@@ -83,8 +83,8 @@ class BatchTracker:
             source: Any = weakref.ref(loader)
         except TypeError:
             source = reference(loader)
-        is_plain = type(batch) is Tensor or type(batch) is tuple
-        window, item = self.window, (source, batch if is_plain else whole(batch))
+        self._engine.state.num_changes += 1
+        window, item = self.window, (source, whole(batch))
         if window is None:
             rng = self._engine.open()
             if (
@@ -157,6 +157,7 @@ class BatchTracker:
 
     def open_loaderless(self, rng: Any) -> Window:
         """Open a window without a loader: from one optimizer step to the next."""
+        self._engine.state.num_changes += 1
         window = self._opened([BatchRef(self.num_batches, 0, [])], rng)
         window.is_loaderless = True
         self.window = window
@@ -280,6 +281,7 @@ class BatchTracker:
                 self.end_epoch(loader)
 
     def end_epoch(self, loader: Any) -> None:
+        self._engine.state.num_changes += 1
         self.trained.discard(id(loader))
         self.epoch_of = None
         self._engine.recovery.note_epoch()
@@ -295,6 +297,8 @@ class BatchTracker:
 def whole(batch: Any) -> Any:
     """A shallow copy of a batch that the loop may modify (`batch.pop("labels")`)."""
     kind = type(batch)
+    if kind is Tensor or kind is tuple:
+        return batch
     if kind is dict or kind is list:
         return kind(batch)
     return copy.copy(batch) if isinstance(batch, UserDict) else batch

@@ -22,7 +22,7 @@ from ..frames import codes_of_step
 from ..outside_modes import outside_user_modes
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
-from ..window import Failure, Phase, Window
+from ..window import Failure, Window
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .loaderless import Loaderless
@@ -42,12 +42,13 @@ class LoopDriver:
         self.engine = engine
         self.state = engine.state
         self.tracker = BatchTracker(engine, counts_every_batch)
-        self.phase = Phase.FORWARD
+        self.is_over = False
+        """Whether the driver is switched off."""
         self.thread_id = threading.get_ident()
         self.firewall = Firewall(
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
-        self._bad_steps = BadSteps(engine, self.tracker, self.internal_work, self._made_again)
+        self._bad_steps = BadSteps(engine, self.tracker, self.internal_work)
         self._window_ends = WindowEnds(engine, self._bad_steps)
         self._validation = ValidationChecks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
@@ -85,12 +86,13 @@ class LoopDriver:
 
     def _give_up(self) -> None:
         """Switch off after an error of our own; the training continues without protection."""
-        self.phase = Phase.OVER
+        self._switch_off()
         self.engine.replay = None
         put_back(self._bad_steps.put_back, *([] if self.on_close is None else [self.on_close]))
 
-    def _made_again(self) -> None:
-        self.phase = Phase.STEPPED
+    def _switch_off(self) -> None:
+        self.is_over = True
+        self.state.num_changes += 1
 
     @contextlib.contextmanager
     def internal_work(self) -> Iterator[None]:
@@ -108,7 +110,6 @@ class LoopDriver:
         window = self.tracker.over_by(loader)
         if window is not None:
             self.tracker.close(window)
-            self.phase = Phase.FORWARD
             self._window_ends.after(window, is_regular=True)
 
     draw: Callable[[Any, Callable[[], Any]], Any] | None = None
@@ -121,10 +122,12 @@ class LoopDriver:
         if self.engine.recovery.left_out.drops and self.tracker.drops_batch(loader, indices):
             return False
         if self.engine.replay is None:
-            if self.tracker.window is None:
+            is_opening = self.tracker.window is None
+            if is_opening:
                 self.before_window()
-                self.phase = Phase.FORWARD
             self.tracker.add(loader, batch, indices)
+            if is_opening:
+                self.ordinary.begin(loader)
         return True
 
     def on_loader_start(self, loader: Any) -> None:
@@ -147,11 +150,10 @@ class LoopDriver:
 
     @outside_user_modes
     def before_backward(self, loss: Tensor) -> bool | None:
-        if self.is_internal or self.phase is Phase.OVER:
+        if self.is_internal or self.is_over:
             return None
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
-            self.phase = Phase.FORWARD
             self._window_ends.after_backward_of_next(over)
         window = self.tracker.window
         if window is None:
@@ -219,7 +221,7 @@ class LoopDriver:
 
     def may_step(self, optimizer: Any) -> bool:
         """Check a step; False if it must not be applied, in which case it has been investigated."""
-        if self.is_internal or self.phase is Phase.OVER:
+        if self.is_internal or self.is_over:
             return True
         window = self.window_for(optimizer)
         self.engine.step_place.note()
@@ -246,6 +248,7 @@ class LoopDriver:
     def window_for(self, optimizer: Any) -> Window:
         """The window in which this optimizer is about to step."""
         window = self.tracker.window or self._open_loaderless()
+        self.state.num_changes += 1
         self.was_stepped = True
         self.stepped_here.add(id(optimizer))
         if window.is_loaderless:
@@ -276,7 +279,6 @@ class LoopDriver:
             self.engine.deferral.submit(window, optimizer)
         elif is_done:
             window.num_applied += 1
-        self.phase = Phase.STEPPED
         if window.is_loaderless and (is_done or window.failure is not None):
             self.close_loaderless(window)
 
@@ -310,7 +312,7 @@ class LoopDriver:
             if closure is not None:
                 return replay.on_closure_step(optimizer, closure, call)
             return replay.on_optimizer_step(optimizer, lambda: call(closure))
-        if self.is_internal or self.phase is Phase.OVER:
+        if self.is_internal or self.is_over:
             return call(closure)
         return self._closures.step(optimizer, closure, call)
 
@@ -351,14 +353,12 @@ class LoopDriver:
         # The rest of the iteration (saving, validating) must not see what the bad forward wrote.
         if window.error is None or not window.is_moved:
             self._bad_steps.firewall.once(self.state.buffers.restore)
-        self.phase = Phase.REFUSED
         self._bad_steps.firewall.once(self._bad_steps.handle, window, failure)
 
     def _open_loaderless(self) -> Window:
         self._bad_steps.put_back()
         self.before_window()
         self.engine.deep_checks.initialize()
-        self.phase = Phase.FORWARD
         return self.loaderless.open()
 
     def close_loaderless(self, window: Window) -> None:
@@ -371,7 +371,7 @@ class LoopDriver:
     def on_error(self, error: BaseException) -> None:
         """The script ended with an exception: investigate whether a value was not finite."""
         window = self.tracker.window
-        if self.phase is Phase.OVER or (window is not None and window.failure is not None):
+        if self.is_over or (window is not None and window.failure is not None):
             return
         if window is None:
             if not is_about_numbers(error):
@@ -389,7 +389,7 @@ class LoopDriver:
 
     def finish(self) -> None:
         """The loop has ended, perhaps in the middle of an iteration: run a last check."""
-        if self.phase is Phase.OVER:
+        if self.is_over:
             return
         self.engine.ranks.leave()
         window, self.tracker.window = self.tracker.window, None
@@ -397,4 +397,4 @@ class LoopDriver:
             self.tracker.close(window)
             self._window_ends.after(window, is_regular=False)
         self._window_ends.check_deeply(is_regular=False)
-        self.phase = Phase.OVER
+        self._switch_off()

@@ -1,8 +1,10 @@
-"""The fast path of an ordinary iteration: one call each for the batch, the backward and the step.
+"""The short way of an ordinary iteration: one call each for its end, its batch, its backward and its step.
 
-PyTorch's kernels evict our code from the processor's caches between two steps, so the cost of a healthy step is the
-number of different functions that it calls. Each method here first tests all conditions of the ordinary case. If one does
-not hold, it returns without any effect, and the general method of the driver does the work.
+PyTorch's kernels evict our code and our objects from the processor's caches between two steps, so the cost of a healthy
+step is the number of different functions and objects that it uses. Therefore `begin` tests once all conditions of the
+ordinary case. They are tested again when something has changed (`TrainState.num_changes`), and after eight steps at the
+latest. Each other method returns without any effect if something is not ordinary, and the general method of the driver
+does the work.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...patches.provenance import provenance
 from ..engine import Engine
-from ..window import BatchRef, Failure, Phase, Window
+from ..window import BatchRef, Failure, Window
 from .batch_tracker import BatchTracker, whole
 from .scaling import Scaling
 
 __all__ = ["OrdinaryIteration"]
 
 _INF = float("inf")
-_PLACE_EVERY = 8
-"""The place of the step is noted every so many steps; deep checks, which use it, are not more frequent."""
+_NEVER = -1
 _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
@@ -34,9 +36,8 @@ class _Driver(Protocol):
     engine: Engine
     tracker: BatchTracker
     scaling: Scaling
-    phase: Phase
+    is_over: bool
     is_internal: bool
-    was_stepped: bool
     stepped_here: set[int]
     manual_updates: Any
 
@@ -51,15 +52,48 @@ class OrdinaryIteration:
     def __init__(self, driver: _Driver, investigate: Callable[[Window, Failure], object]) -> None:
         engine = driver.engine
         self._driver, self._engine, self._tracker = driver, engine, driver.tracker
-        self._state, self._scaling = engine.state, driver.scaling
-        self._scalers = engine.state.scalers
-        self._optimizers = engine.state.optimizers
-        self._note_place, self._compare = engine.step_place.note, engine.monitor.compare
-        self._steps_to_place = 0
-        """Steps until the place of the step is noted again."""
-        self._check_on_host = engine.checker.check_on_host
+        self._state, self._rng = engine.state, engine.rng
+        self._compare, self._check_on_host = engine.monitor.compare, engine.checker.check_on_host
         self._investigate = investigate
-        self._is_deferred = engine.settings.deferred
+        self._seen = _NEVER
+        """`num_changes` when all conditions held."""
+        self._source: Callable[[], Any] = lambda: None
+        """Returns the loader whose batches are trained on."""
+        self._optimizer: Callable[[], Any] = lambda: None
+        self._at_opening: list[Callable[[], None]] = []
+        """Called before each window opens."""
+        self._is_place_known = False
+        """Whether the place of the step was noted since `begin`."""
+
+    def begin(self, loader: Any) -> None:
+        """A window was opened with a batch of this loader; test whether it is ordinary, and those that follow."""
+        driver, engine, tracker, state = self._driver, self._engine, self._tracker, self._state
+        self._seen = _NEVER
+        optimizers, source = state.optimizers.refs, tracker.epoch_of
+        if (
+            driver.is_internal
+            or driver.is_over
+            or driver.manual_updates is not None
+            or engine.settings.deferred
+            or tracker.other is not None
+            or source is None
+            or source() is not loader
+            or not tracker.is_trained(loader)
+            or len(optimizers) != 1
+            or id(optimizers[0]()) not in driver.stepped_here
+            or driver.scaling.pair is not None
+            or any(s.is_enabled() for s in state.scalers)
+            or not engine.is_quiet
+        ):
+            return
+        self._source, self._optimizer = source, optimizers[0]
+        self._is_place_known = False
+        self._at_opening = []
+        if state.buffers.is_needed:
+            self._at_opening.append(state.buffers.copy)
+        if state.companions.holders:
+            self._at_opening.append(state.companions.note)
+        self._seen = state.num_changes
 
     def is_over_by(self, loader: Any) -> bool:
         """The loop asks this loader for its next batch: close the window; False if it is not ordinary."""
@@ -68,100 +102,68 @@ class OrdinaryIteration:
         if (
             window is None
             or window.num_applied != 1
-            or window.failure is not None
-            or window.is_moved
-            or len(window.batches) != 1
-            or self._driver.is_internal
-            or tracker.other is not None
-            or self._scalers.refs
+            or self._state.num_changes != self._seen
+            or self._source() is not loader
         ):
             return False
-        last = window.batches[0]
-        if not last.is_used or len(last.items) != 1 or last.items[0][0]() is not loader:
-            return False
         tracker.window = None
-        tracker.trained.add(id(loader))
-        if last.step >= tracker.num_batches:
-            tracker.num_batches = last.step + 1
-        self._driver.phase = Phase.FORWARD
-        failure = self._engine.close_healthy(window)
+        tracker.num_batches = window.batches[0].step + 1
+        if self._engine.log_step(window):
+            return True
+        self._seen = _NEVER
+        failure = self._engine.check_deeply_if_due(window)
         if failure is not None:
             self._investigate(window, failure)
         return True
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
         """Open a window with the next batch of the same loader; False if it is not ordinary."""
-        tracker, driver, engine = self._tracker, self._driver, self._engine
-        source = tracker.epoch_of
+        tracker, source, state = self._tracker, self._source, self._state
         if (
-            source is None
-            or source() is not loader
+            state.num_changes != self._seen
             or tracker.window is not None
-            or driver.is_internal
-            or engine.replay is not None
-            or engine.recovery.left_out.drops
+            or source() is not loader
+            or provenance.has_averages
         ):
-            self._steps_to_place = 0
             return False
-        driver.before_window()
-        driver.phase = Phase.FORWARD
-        rng = engine.open()
-        is_plain = type(batch) is Tensor or type(batch) is tuple
-        item = (source, batch if is_plain else whole(batch))
-        ref = BatchRef(tracker.num_batches, tracker.epoch_now, [item], rng)
+        for prepare in self._at_opening:
+            prepare()
+        rng = self._rng.capture()
+        ref = BatchRef(tracker.num_batches, tracker.epoch_now, [(source, whole(batch))], rng)
         ref.indices = indices
-        if self._state.companions.holders:
-            self._state.companions.note()
-        tracker.window = Window([ref], rng, self._state.lrs())
+        tracker.window = Window([ref], rng, state.lrs())
         return True
 
     def takes_backward(self, loss: Any) -> bool:
         """Note the loss of a window's first backward; False if it is not ordinary."""
-        window, driver = self._tracker.window, self._driver
+        window = self._tracker.window
         if (
             window is None
+            or self._state.num_changes != self._seen
             or window.num_backward
-            or window.is_loaderless
             or type(loss) is not Tensor
-            or driver.is_internal
-            or driver.manual_updates is not None
-            or driver.phase is Phase.OVER
-            or self._engine.replay is not None
-            or self._tracker.other is not None
-            or self._scaling.pair is not None
-            or self._engine.has_world
             or _num_function_modes()
             or _num_dispatch_modes()
             or loss.numel() != 1
         ):
             return False
-        last = window.batches[-1]
-        last.is_used = True
+        ref = window.batches[0]
+        ref.is_used = True
         # Like `detach`, but without calling an operator.
-        window.losses.append((last.step, loss.data))
+        window.losses.append((ref.step, loss.data))
         window.live_loss = weakref.ref(loss)
         window.num_backward = 1
         return True
 
     def may_step(self, optimizer: Any) -> bool | None:
         """Check a step; False if it must not be applied, None if it is not ordinary."""
-        window, driver = self._tracker.window, self._driver
-        refs: list[Any] = self._optimizers.refs
+        window = self._tracker.window
         if (
             window is None
+            or self._state.num_changes != self._seen
+            or self._optimizer() is not optimizer
             or window.num_attempted
-            or window.ahead
-            or window.is_loaderless
-            or window.failure is not None
             or len(window.losses) != 1
-            or len(refs) != 1
-            or refs[0]() is not optimizer
-            or driver.is_internal
-            or driver.phase is Phase.OVER
-            or self._is_deferred
-            or self._engine.has_world
-            or self._engine.replay is not None
-            or self._scaling.pair is not None
             or "found_inf" in optimizer.__dict__
             or _num_function_modes()
             or _num_dispatch_modes()
@@ -176,16 +178,12 @@ class OrdinaryIteration:
         figures = self._check_on_host(grads, window.losses[0][1], window.norm)
         if figures is None:
             return None
-        driver.was_stepped = True
-        driver.stepped_here.add(id(optimizer))
         window.num_attempted = 1
-        if self._steps_to_place:
-            self._steps_to_place -= 1
-        else:
-            self._note_place()
-            self._steps_to_place = _PLACE_EVERY - 1
+        if not self._is_place_known:
+            self._engine.step_place.note()
+            self._is_place_known = True
         window.is_seen = True
         window.loss = figures[0]
         window.losses = []  # with the graph that hangs on it
         failure = self._compare(window, *figures)
-        return True if failure is None else driver.leave_out(window, failure)
+        return True if failure is None else self._driver.leave_out(window, failure)

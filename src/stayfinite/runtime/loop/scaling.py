@@ -25,6 +25,7 @@ class Scaling:
         self._engine.state.add_scaler(scaler)
         is_on = scaler.is_enabled()
         self.pair = (weakref.ref(raw), weakref.ref(scaled)) if is_on else None
+        self._engine.state.num_changes += is_on
 
     def unscaled(self, loss: Tensor) -> Tensor:
         """The unscaled loss, detached."""

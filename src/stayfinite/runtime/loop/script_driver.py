@@ -11,7 +11,6 @@ from torch import Tensor
 from ...patches.imports import renew
 from ..discover import Reach, find_models, find_schedulers, find_stateful
 from ..engine import Engine
-from ..window import Phase
 from .driver import LoopDriver
 from .manual_updates import ManualUpdates
 
@@ -37,11 +36,7 @@ class ScriptDriver(LoopDriver):
 
     @property
     def wants_gradients(self) -> bool:  # type: ignore[override]
-        return (
-            self.manual_updates is not None
-            and not self.is_internal
-            and self.phase is not Phase.OVER
-        )
+        return self.manual_updates is not None and not self.is_internal and not self.is_over
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
@@ -114,6 +109,7 @@ class ScriptDriver(LoopDriver):
         """Release an optimizer of this thread if another thread steps it and this one never did."""
         if optimizer in self.state.optimizers and id(optimizer) not in self.stepped_here:
             self._elsewhere[id(optimizer)] = optimizer
+            self.state.num_changes += 1
 
     def release_others(self) -> None:
         while self._elsewhere:

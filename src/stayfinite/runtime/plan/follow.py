@@ -22,6 +22,7 @@ def follow_plan(engine: Engine, plan: StagedPlan, folder: Path | None) -> PlanRu
         figures = PrintedFigures(plan.metrics, following.note_metric)
         following.on_close.append(figures.close)
     engine.recovery.plan = following
+    engine.state.num_changes += 1
     return following
 
 

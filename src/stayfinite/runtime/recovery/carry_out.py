@@ -294,6 +294,11 @@ class Recovery:
             return Action(kind="stopped", detail=decision.reason)
         return incident.action
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a step that was applied changes anything here."""
+        return bool(self.tally.num_consecutive or self._lost or self._ramp or self.plan)
+
     def note_applied(self) -> None:
         self.tally.num_consecutive = 0
         self._lost = self._lost_epoch = None

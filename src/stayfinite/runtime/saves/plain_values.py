@@ -18,10 +18,18 @@ def copied(t: Tensor) -> Tensor:
     return t.detach().cpu().clone()
 
 
+def _needs_copy(t: Tensor) -> bool:
+    """Whether writing the tensor itself would write more than its values, or it is on a device."""
+    if t.layout != torch.strided:
+        return False
+    is_whole = t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
+    return not t.is_cpu or not is_whole or type(t) not in (Tensor, torch.nn.Parameter)
+
+
 def plain(value: Any) -> Any:
-    """The value, made of plain parts; else `NOT_PLAIN`."""
+    """The value, made of plain parts, for writing it at once; else `NOT_PLAIN`."""
     if isinstance(value, Tensor):
-        return copied(value) if value.layout == torch.strided else value.detach()
+        return copied(value) if _needs_copy(value) else value.detach()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
