@@ -35,7 +35,6 @@ __all__ = [
 SCHEMA_VERSION = 3
 
 _UNSET = ("is_scaler_skip", "has_bad_loss", "has_bad_grad", "bad_state", "duration_ms")
-PHASES = ("data", "forward", "loss", "backward", "parameter", "optimizer", "checkpoint", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)

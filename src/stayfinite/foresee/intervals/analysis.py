@@ -38,7 +38,7 @@ from .tools import (
 )
 from .verdicts import ON_PURPOSE, Verdicts, check_exact, overflow_of
 
-__all__ = ["ON_PURPOSE", "Judgment", "judge", "judge_fully"]
+__all__ = ["ON_PURPOSE", "Judgment", "judge"]
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,8 @@ class Judgment:
     """The most memory that the shadows held at a time."""
 
 
-def judge(capture: Capture, box: Box) -> tuple[Verdict, ...]:
+def judge(capture: Capture, box: Box) -> Judgment:
     """Compute a verdict for every captured numeric operator, in order."""
-    return judge_fully(capture, box).verdicts
-
-
-def judge_fully(capture: Capture, box: Box) -> Judgment:
     court = _Court(capture, box)
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
         court.run()

@@ -15,13 +15,11 @@ from ...runtime.batches import named_tensors
 from ...runtime.rows import map_tensors, num_rows
 from .padding import padding_of
 
-__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "part_of", "parts_of"]
+__all__ = ["Part", "change", "is_rotation", "is_unit", "part_of", "parts_of"]
 
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 _MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
 _LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
-IGNORED = -100
-"""What torch's cross entropy leaves out by default."""
 _MOST_VALUES = 200_000
 _SPREADS = 10.0
 """Distances from the median to the largest value seen: nothing comes from further away."""

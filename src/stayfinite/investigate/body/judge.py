@@ -170,7 +170,7 @@ class Judge:
             )
         method = attribute_of(known(obj), "__call__")
         if method.is_known and isinstance(method.obj, types.MethodType):
-            return self._python(method.obj, node, reader, is_bound_here=True, can_protect=False)
+            return self._python(method.obj, node, reader, can_protect=False)
         return Verdict(f"a {type(obj).__name__} is called", result=UNKNOWN)
 
     def _c_method(self, bound: Bound, node: ast.Call, reader: Reader, is_shared: bool) -> Verdict:
@@ -300,7 +300,6 @@ class Judge:
         reader: Reader,
         *,
         first: Value | None = None,
-        is_bound_here: bool = False,
         can_protect: bool = True,
         is_root: bool = True,
     ) -> Verdict:

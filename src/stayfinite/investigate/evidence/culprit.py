@@ -268,7 +268,7 @@ def _assigned_rate(investigation: Investigation) -> Culprit | None:
     if isinstance(value, ast.Constant) and value.value not in investigation.state.lrs():
         return None  # it has not set the rate
     made = returned_by(line.file, value, line.function)
-    function = _function_named(investigation, line.file, made[0]) if made is not None else None
+    function = _function_named(line.file, made[0]) if made is not None else None
     if made is not None and function is not None:
         args = _arguments(investigation, made[1].args)
         formula = _line_of_formula(function, args) if args is not None else None
@@ -277,7 +277,7 @@ def _assigned_rate(investigation: Investigation) -> Culprit | None:
     return culprit(computed_at(line, value), "the learning rate is set here")
 
 
-def _function_named(investigation: Investigation, file: str, name: str) -> Any:
+def _function_named(file: str, name: str) -> Any:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == file:
             return getattr(module, name, None)
