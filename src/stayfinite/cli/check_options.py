@@ -36,7 +36,9 @@ Target = Annotated[
 ]
 Module = Annotated[
     str | None,
-    typer.Option("-m", "--module", help="Check a module instead, as `python -m` runs it."),
+    typer.Option(
+        "-m", "--module", metavar="MODULE", help="Check a module instead, as `python -m` runs it."
+    ),
 ]
 Only = Annotated[
     list[str] | None,

@@ -43,7 +43,9 @@ def replay_command(
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option("-m", "--module", help="Run a module instead, as `python -m` does."),
+        typer.Option(
+            "-m", "--module", metavar="MODULE", help="Run a module instead, as `python -m` does."
+        ),
     ] = None,
     build: Annotated[
         str | None,
@@ -52,7 +54,9 @@ def replay_command(
             help="For a Guard in your own code: a function that returns model, loss_fn, optimizer [, scheduler, scaler]; also as train.py:build.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit for the experiments.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit for the experiments.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the incident as JSON.")] = False,
 ) -> None:
     """Reproduce a saved incident, bisect it to single samples and try the fixes again.
