@@ -172,7 +172,7 @@ def _recorded_command(home: Path) -> str:
     from ..investigate.capsule import load_capsule, recorded_command
 
     try:
-        told = recorded_command(load_capsule(home))
+        recorded = recorded_command(load_capsule(home))
     except StayfiniteError:
         return ""
-    return f"the incident says that this was run: {told}\n" if told else ""
+    return f"the incident says that this was run: {recorded}\n" if recorded else ""

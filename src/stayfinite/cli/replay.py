@@ -132,8 +132,8 @@ def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
     """What to type; the incident's own words are shown, for people to judge."""
     from ..investigate.capsule import recorded_command
 
-    told = recorded_command(capsule)
-    says = f"the incident says that this was run: {told}\n" if told else ""
+    recorded = recorded_command(capsule)
+    says = f"the incident says that this was run: {recorded}\n" if recorded else ""
     return (
         f"the step needs your script to run again\n{says}"
         "nothing of that was run: an incident is data that somebody may have sent\n"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..locate.modules import unwrapped
+from ..locate.modules import inner_module
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..putting_back import put_back
@@ -72,7 +72,7 @@ class TrainState:
         return {name: module for name, module in alive.items() if module is not None}
 
     def add_root(self, module: nn.Module, name: str | None = None) -> None:
-        inner = unwrapped(module)
+        inner = inner_module(module)
         if any(m is inner for m in self.roots.values()):
             return
         if name is None:

@@ -52,15 +52,15 @@ class Judgment:
 
 def judge(capture: Capture, box: Box) -> Judgment:
     """Compute a verdict for every captured numeric operator, in order."""
-    court = _Court(capture, box)
+    analysis = _Analysis(capture, box)
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
-        court.run()
-    found = court.verdicts
+        analysis.run()
+    found = analysis.verdicts
     verdicts = tuple(found[i] for i in sorted(found))
-    return Judgment(verdicts, 16 * court.shadows.peak_elements)
+    return Judgment(verdicts, 16 * analysis.shadows.peak_elements)
 
 
-class _Court:
+class _Analysis:
     def __init__(self, capture: Capture, box: Box) -> None:
         self.capture, self.box = capture, box
         self.shadows = Shadows()
@@ -249,7 +249,7 @@ class _Court:
         return found
 
     def _update_statistics(self, call: Call) -> None:
-        """They are written although the schema need not say so; who reads them later is told."""
+        """They are written although the schema need not say so; a later read of them is a finding."""
         for ref in refs_in(call.args[3:5]):
             memory = self.shadows.of(ref)
             memory.is_exact, memory.after = False, call.operation.index

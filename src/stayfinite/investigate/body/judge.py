@@ -27,7 +27,7 @@ from .effects import (
     is_generator,
     note_change,
     note_draws,
-    unwrapped,
+    undecorated,
 )
 from .sharing import is_shared
 from .training_calls import is_training_object, training_call
@@ -308,7 +308,7 @@ class Judge:
         if not isinstance(func, types.FunctionType):  # compiled, as NumPy's random functions are
             home = getattr(obj, "__self__", func)
             return self._of_module(str(type(home).__module__), func, node, reader)
-        func = unwrapped(func)
+        func = undecorated(func)
         kind = code_kind(func)
         module = str(func.__module__ or "")
         if module.startswith(_OURS):

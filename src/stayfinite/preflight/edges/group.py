@@ -181,11 +181,11 @@ class Search:
 
     def _more_draws(self, end: float) -> Generator[Probe, Seen, None]:
         """As many seeds as time allows, where other seeds gave other losses and no draw has broken."""
-        told = {f"{GROUP}/draw", f"{GROUP}/random"}
+        reported = {f"{GROUP}/draw", f"{GROUP}/random"}
         if len(self.drawn) < 2:
             return
         for draw in more_draws(self.batches):
-            if self.spent > end or any(p.check in told for p in self._found.values()):
+            if self.spent > end or any(p.check in reported for p in self._found.values()):
                 break
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
