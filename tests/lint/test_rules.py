@@ -9,7 +9,7 @@ import pytest
 from stayfinite import codes
 from stayfinite.explain import page_of
 from stayfinite.lint import Settings, check_source
-from stayfinite.lint.advice import ADVICE
+from stayfinite.lint.check import ADVICE
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 CODES = [c.name for c in codes.all_codes("lint")]
