@@ -61,7 +61,6 @@ class TrainState:
         self.buffers = Buffers(self._roots, lambda: self.companions.training)
         self._flag: FiniteFlag | None = None
         self._names: dict[int, str] | None = None
-        self._params: list[list[Tensor]] | None = None
         self._rates: list[Any] = []
         self._lrs: tuple[float, ...] = ()
 
@@ -161,7 +160,7 @@ class TrainState:
         self._forget_caches()
 
     def _forget_caches(self) -> None:
-        self._names = self._params = None
+        self._names = None
         self.buffers.search_again()
         self.num_changes += 1
 
