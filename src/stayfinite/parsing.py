@@ -1,4 +1,4 @@
-"""Parses Python source without showing the user's syntax warnings again, and TOML on every Python."""
+"""Parses Python source without showing the user's syntax warnings again, names in it, and TOML on every Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["parse_toml", "parsed", "without_syntax_warnings"]
+__all__ = ["dotted", "parse_toml", "parsed", "without_syntax_warnings"]
 
 
 @contextlib.contextmanager
@@ -35,6 +35,20 @@ def parsed(text: str, file: str = "<unknown>") -> ast.Module:
     """
     with without_syntax_warnings():
         return ast.parse(text, file)
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as text; empty for anything but names.
+
+    >>> dotted(ast.parse("self.net.loss", mode="eval").body)
+    'self.net.loss'
+    """
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        home = dotted(node.value)
+        return f"{home}.{node.attr}" if home else ""
+    return ""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
