@@ -211,7 +211,7 @@ class Body:
         return any(f.is_repeated for f in self.feeds)
 
     def can_bind(self, num_items: int) -> bool:
-        """Whether so many batches of one iteration can be bound to the body."""
+        """Whether this many batches of one iteration can be bound to the body."""
         plan = self.plan(is_fed=True, is_new=True)
         if plan.code is None or plan.is_stale:
             return False

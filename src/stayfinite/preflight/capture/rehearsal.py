@@ -28,7 +28,7 @@ SECONDS = 5.0
 """Of computing, from the first step on."""
 _FEWEST_BATCHES = 2
 _EPOCHS = 2.5
-"""So many are to fit the seconds: what follows the epochs is what this is for."""
+"""This many are to fit the seconds: what follows the epochs is what this is for."""
 _BUDGET_SHARE = 0.3
 _PATIENCE_S = 120.0
 """Without news from it for so long, it is given up. A busy machine gives a process little time."""

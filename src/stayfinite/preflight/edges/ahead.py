@@ -19,7 +19,7 @@ _SOON = 3
 _FEW = 30
 """Epochs of the batches that were seen, and steps: a training may well be over after them."""
 FEWEST = 4
-"""So many steps are taken, however long one takes."""
+"""This many steps are taken, however long one takes."""
 _MEASURED = 8
 """Every so many steps weights and moments are measured."""
 

@@ -36,7 +36,7 @@ class Course:
     seen: Seen | None = field(default=None, repr=False, compare=False)
     """What that step showed."""
     num_batches: int = 1
-    """The steps went over so many batches again and again."""
+    """The steps went over this many batches again and again."""
 
     @property
     def growth(self) -> float:
