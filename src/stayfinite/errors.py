@@ -42,7 +42,15 @@ class _CarriesIncident(StayfiniteError):
 
 
 class NonFiniteError(_CarriesIncident, ArithmeticError):
-    """A step was not finite and the policy is "raise"; `.incident` has the explanation."""
+    """A step was not finite and the policy is "raise"; `.incident` has the explanation.
+
+    For example:
+
+        try:
+            guard.step(loss_fn, batch)
+        except NonFiniteError as error:
+            print(error.incident.location.line, error.incident.diagnosis.cause)
+    """
 
 
 class BudgetExceededError(_CarriesIncident):
