@@ -53,7 +53,7 @@ def _be_late(number: int, seconds: float) -> None:
 
 
 def missed_messages(rank: int, job: dict) -> dict:
-    """One rank misses what was sent to it, each message of an investigation in turn; the others have it. Or it
+    """One rank misses what it was told, each message of an investigation in turn; the others have it. Or it
     fails in code of ours at that point (`is_bug`).
 
     A training for each message, one after the other, until there was no such message any more.
@@ -87,10 +87,10 @@ def _missing(number: int | None, error: Exception):
     def talk(name):
         def said(self, *args):
             seen["count"] += 1
-            received = originals[name](self, *args)
+            told = originals[name](self, *args)
             if seen["count"] == number:
                 raise error
-            return received
+            return told
 
         return said
 
@@ -127,10 +127,10 @@ def unused(rank: int, job: dict) -> dict:
         optimizer.zero_grad()
         training.loss_of(lambda x, i=i: model(x, i % 3), batch).backward()
         optimizer.step()
-    saved = [i.to_json() for i in guard.incidents] if guard else []
+    told = [i.to_json() for i in guard.incidents] if guard else []
     if guard:
         guard.close()
-    return {"incidents": saved, "state": training.state_of(model, optimizer)}
+    return {"incidents": told, "state": training.state_of(model, optimizer)}
 
 
 def one_watched(rank: int, job: dict) -> dict:
@@ -175,5 +175,5 @@ def broken_backward(rank: int, job: dict) -> dict:
     for batch in training.batches(rank, "loss"):
         guard.step(training.loss_of, batch)
     guard.close()
-    saved = [i.to_json() for i in guard.incidents]
-    return {"incidents": saved, "state": training.state_of(model, optimizer)}
+    told = [i.to_json() for i in guard.incidents]
+    return {"incidents": told, "state": training.state_of(model, optimizer)}

@@ -153,7 +153,7 @@ class Trial:
         made = replace(made, num_after=after, note=note, is_step_finite=not is_bad)
         return made, result
 
-    def effect_on_healthy(
+    def spoils(
         self, change: Change, dtype: str, limits_gradients: bool
     ) -> Generator[Replay, ReplayResult, str]:
         """The effect on healthy steps, if it changes them; checked before others are tried on top of it."""

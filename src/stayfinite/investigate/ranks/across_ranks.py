@@ -50,10 +50,10 @@ def together(
             verdict: Verdict = stop.value
     incident = verdict.incident
     # All ranks know whether there is one, but only the leader knows its contents.
-    sent = incident.to_json() if incident else None
+    told = incident.to_json() if incident else None
     # The leader may have experimented alone until now.
     text = ranks.broadcast_from(
-        investigation.leader, sent, 3 * investigation.engine.settings.diagnose_seconds
+        investigation.leader, told, 3 * investigation.engine.settings.diagnose_seconds
     )
     verdict.incident = Incident.from_json(text) if text is not None else None
     return verdict
