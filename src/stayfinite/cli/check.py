@@ -75,10 +75,8 @@ def check(
     A script runs unmodified in a process of its own for a few steps; its output is muted and the
     files that it writes are held back. Exit code: 0 no check failed, 1 one did, 2 wrong usage.
     """
-    # Read when torch is loaded: threads that wait without spinning are several times faster where
-    # the machine has other work to do.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _leave_it_to_rank_0()
+    _share_the_machine()
     with plain_errors("nothing was changed"):
         given = argparse.Namespace(
             only=list(only or ()), skip=list(skip or ()), json=as_json, html=html, preset=preset,
@@ -107,6 +105,11 @@ def check(
             _write_page(report, given.html)
         _print(report, given.json, quiet)
         raise typer.Exit(report.exit_code)
+
+
+def _share_the_machine() -> None:
+    """Read when torch is loaded: threads that wait without spinning are far faster beside other work."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _leave_it_to_rank_0() -> None:

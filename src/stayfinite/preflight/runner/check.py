@@ -84,7 +84,9 @@ def check(
     return report_of(label, book, start, _notes(subject))
 
 
-def _note_errors(runner: BuildRunner, subject: Subject, book: Book, names: list[str]) -> list[str]:
+def _note_errors(
+    runner: BuildRunner, subject: Subject, book: Book, names: tuple[str, ...]
+) -> tuple[str, ...]:
     """Note what the loader or the first steps raised; returns the groups that can still run."""
     if runner.loader_error is not None:
         book.findings.append(loader_finding(runner.loader_error, len(subject.batches)))
