@@ -18,7 +18,6 @@ from stayfinite.integrations.transformers import StayfiniteCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LINE = line_of(__file__, "# HERE")
-ORIGINAL_TRAIN = Trainer.__dict__["train"]
 
 
 class Rates(nn.Module):

@@ -17,11 +17,6 @@ def entropy(model, x):
     return -(p * torch.log(p)).sum(1).mean()
 
 
-def epsilon_of_no_use(model, x):
-    y = model(x)
-    return (y * 0).abs().pow(0.5).sum() + y.mean()
-
-
 class Scores(nn.Module):
     def __init__(self):
         super().__init__()
