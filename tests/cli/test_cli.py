@@ -42,6 +42,18 @@ def test_each_command_has_help_without_torch(command, tmp_path):
     assert alone(["-c", probe], tmp_path).out.splitlines()[-2:] == ["code 0", "False"]
 
 
+def test_each_option_says_what_its_value_is():
+    """A word such as FILE or SECONDS, where the command line's own library would say `<path>` or `<float>`."""
+    commands = typer.main.get_command(app).commands
+    unnamed = [
+        f"{name} {option.opts[0]}"
+        for name, command in commands.items()
+        for option in command.params
+        if option.param_type_name == "option" and not option.is_flag and option.metavar is None
+    ]
+    assert unnamed == []
+
+
 def test_version(tmp_path):
     done = stayfinite("--version", cwd=tmp_path)
     assert (done.code, done.out, done.err) == (0, f"stayfinite {__version__}\n", "")

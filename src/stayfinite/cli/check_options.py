@@ -80,7 +80,9 @@ DataSamples = Annotated[
         metavar="N|all", help="How many samples to check. Default: as many as fit 20 seconds."
     ),
 ]
-Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
+Steps = Annotated[
+    int, typer.Option(metavar="N", help="How many real steps the stability group takes.")
+]
 Budget = Annotated[
     float | None,
     typer.Option(
@@ -96,7 +98,7 @@ Save = Annotated[
         help="Folder for batches that break the training, for `stayfinite replay`.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed for the target.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Random seed for the target.")]
 Prove = Annotated[
     bool,
     typer.Option(

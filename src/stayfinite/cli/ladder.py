@@ -83,7 +83,12 @@ Config = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", help="Parallel runs. Default: one per core, up to 4; 1 on a GPU."),
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        help="Parallel runs. Default: one per core, up to 4; 1 on a GPU.",
+    ),
 ]
 RunDir = Annotated[
     Path | None,

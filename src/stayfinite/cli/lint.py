@@ -48,7 +48,8 @@ def lint_command(
         str, typer.Option("--format", metavar="FORM", help="text, json, sarif or github.")
     ] = "text",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="Processes. Default: one for each core.")
+        int | None,
+        typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one for each core."),
     ] = None,
 ) -> None:
     """Numerically unsafe source, found and repaired without running it.

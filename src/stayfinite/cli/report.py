@@ -57,10 +57,15 @@ KeyNames = Annotated[
 ]
 Session = Annotated[
     int | None,
-    typer.Option(help="Which session of a folder that was used several times. Default: the last."),
+    typer.Option(
+        metavar="N",
+        help="Which session of a folder that was used several times. Default: the last.",
+    ),
 ]
-Rank = Annotated[int, typer.Option(help="Which rank's journal of a distributed run.")]
-Points = Annotated[int, typer.Option(min=10, help="How many points a curve has at most.")]
+Rank = Annotated[int, typer.Option(metavar="N", help="Which rank's journal of a distributed run.")]
+Points = Annotated[
+    int, typer.Option(metavar="N", min=10, help="How many points a curve has at most.")
+]
 MaxSeconds = Annotated[
     float, typer.Option(metavar="SECONDS", help="Processor time for reading the log.")
 ]

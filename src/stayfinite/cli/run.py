@@ -67,7 +67,9 @@ RunDir = Annotated[
         help="Where the journal and the incidents go. Default: stayfinite-runs/<script>-<time>.",
     ),
 ]
-MaxSkips = Annotated[int, typer.Option(help="Skipped steps in a row after which the run stops.")]
+MaxSkips = Annotated[
+    int, typer.Option(metavar="N", help="Skipped steps in a row after which the run stops.")
+]
 Budget = Annotated[
     float,
     typer.Option(metavar="SHARE", help="Share of step time for deep checks and snapshots."),

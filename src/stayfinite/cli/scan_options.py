@@ -41,7 +41,12 @@ Checksums = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", help="Files to scan in parallel. Default: one per core, up to 4."),
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        help="Files to scan in parallel. Default: one per core, up to 4.",
+    ),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every tensor and every finding.")
