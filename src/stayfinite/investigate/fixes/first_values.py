@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 from ...diagnose.evidence import Evidence
 from ...remedies import Candidate, apply, filled
 from .. import changes
-from ..evidence.culprit import culprit_of
 from ..laboratory import Laboratory
-from .setting_change import SettingChange
-from .where_set import source_of
+from .setting_change import SettingChange, source_of_culprit
 
 __all__ = ["first_values_change"]
 
@@ -25,12 +22,10 @@ _MOST = 0.5
 def first_values_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     """The line that computes it, wrapped in `nan_to_num`."""
     tensor = _tensor(lab)
-    place = None
-    with contextlib.suppress(Exception):
-        place = culprit_of(lab.investigation, e, "bad_initialization")
-    source = source_of(place.file) if place is not None else None
-    if tensor is None or source is None or place is None:
+    found = source_of_culprit(lab, e, "bad_initialization")
+    if tensor is None or found is None:
         return None
+    place, source = found
     if float((~torch.isfinite(tensor.detach())).float().mean()) > _MOST:
         return None
     remedy = filled(source, place.line)

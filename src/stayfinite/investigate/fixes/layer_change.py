@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from ...diagnose.evidence import Evidence
 from ...remedies import Candidate, Edit, Remedy, Source, apply, with_keyword
-from ..evidence.culprit import culprit_of
 from ..evidence.layer_lines import norm_layer, zero_weight
 from ..laboratory import Laboratory
-from .setting_change import SettingChange
-from .where_set import source_of
+from .setting_change import SettingChange, source_of_culprit
 
 __all__ = ["layer_change"]
 
@@ -29,12 +27,10 @@ _ZEROS = {"zeros_": "normal_", "zero_": "normal_"}
 
 def layer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     """The changed line that makes the layer, and the layers that it has made, with the change applied."""
-    place = None
-    with contextlib.suppress(Exception):
-        place = culprit_of(lab.investigation, e, "zero_denominator")
-    source = source_of(place.file) if place is not None else None
-    if place is None or source is None:
+    found = source_of_culprit(lab, e, "zero_denominator")
+    if found is None:
         return None
+    place, source = found
     layer, weight = norm_layer(lab.state, e), zero_weight(lab.state, e)
     if layer is not None:
         call = _call(source, place.line, type(layer).__name__)

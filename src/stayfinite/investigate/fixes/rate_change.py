@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import hashlib
 import inspect
 import math
@@ -30,11 +29,10 @@ from ...remedies import (
 )
 from ...runtime.window import Replay, ReplayResult
 from .. import changes
-from ..evidence.culprit import culprit_of
 from ..evidence.setting_lines import assigned_key
 from ..laboratory import Laboratory
 from ..search import Search, has_risen
-from .setting_change import only_call, shown_path
+from .setting_change import only_call, place_of_culprit, shown_path
 from .where_set import call_at, key_of, number_behind, option_for, source_of
 
 __all__ = ["setting_diff"]
@@ -55,7 +53,7 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
         return fix  # a restore overwrites the rate that the optimizer is made with
     if fix.experiment != "smaller_lr" or rate is None or not rate.passed or not rate.before:
         return fix
-    place = _place(lab, e)
+    place = place_of_culprit(lab, e, "lr_divergence")
     optimizer = max(lab.state.optimizers, key=_rate, default=None)
     if optimizer is None:
         return fix
@@ -75,12 +73,6 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
     if place is not None and any(f"{kind} is made" in place.what for kind in _PEAKS):
         return _lower_peak(fix, place, ratio, optimizer) or fix
     return _lower_given(lab, optimizer, fix, place, ratio) or fix
-
-
-def _place(lab: Laboratory, e: Evidence) -> Culprit | None:
-    with contextlib.suppress(Exception):
-        return culprit_of(lab.investigation, e, "lr_divergence")
-    return None
 
 
 def _rate(optimizer: Optimizer) -> float:

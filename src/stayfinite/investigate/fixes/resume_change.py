@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -11,12 +10,10 @@ from ...diagnose.evidence import Evidence
 from ...remedies import Remedy, Source, lines_after
 from ...runtime.window import Window
 from .. import changes
-from ..evidence.culprit import culprit_of
 from ..laboratory import Laboratory
 from .resume_optimizer import with_optimizer
 from .resumed import change_of, holder_of, rates_of, saved_part
-from .setting_change import SettingChange
-from .where_set import source_of
+from .setting_change import SettingChange, source_of_culprit
 
 __all__ = ["resume_changes"]
 
@@ -25,12 +22,10 @@ _APART = 1.5
 
 def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     """Set the configured rate after the restore, or restore the schedule after it."""
-    place = None
-    with contextlib.suppress(Exception):
-        place = culprit_of(lab.investigation, e, "resume_mismatch")
-    source = source_of(place.file) if place is not None else None
-    if place is None or source is None:
+    found = source_of_culprit(lab, e, "resume_mismatch")
+    if found is None:
         return
+    place, source = found
     r = e.resume
     saved = r.saved_lr or r.file_lr
     if "begins anew" in place.what:

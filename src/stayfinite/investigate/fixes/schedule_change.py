@@ -5,7 +5,6 @@ rates are computed again, and the step is run with them.
 from __future__ import annotations
 
 import ast
-import contextlib
 import math
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from ...records import Culprit
 from ...remedies import Candidate, Source, schedule_candidates
 from ...sandbox.compute import computing_only
 from .. import changes
-from ..evidence.culprit import culprit_of
 from ..evidence.own_schedules import (
     Formula,
     by_counter,
@@ -30,8 +28,7 @@ from ..evidence.own_schedules import (
 from ..evidence.setting_lines import assigned_key
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, NotRunnable, functions_of
-from .setting_change import SettingChange
-from .where_set import source_of
+from .setting_change import SettingChange, source_of_culprit
 
 __all__ = ["schedule_changes"]
 
@@ -42,16 +39,14 @@ _MOST_BEFORE = 50
 
 def schedule_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     """Changes with which the formula gives the same rates as before, and finite ones from here on."""
-    place = None
-    with contextlib.suppress(Exception):
-        place = culprit_of(lab.investigation, e, "bad_schedule")
-    source = source_of(place.file) if place is not None else None
-    if place is None or source is None:
-        return
-    found = _formula(lab, place)
+    found = source_of_culprit(lab, e, "bad_schedule")
     if found is None:
         return
-    formula, at, base = found
+    place, source = found
+    computed = _formula(lab, place)
+    if computed is None:
+        return
+    formula, at, base = computed
     functions = functions_of(place.file)
     for candidate in schedule_candidates(source, place.line):
         try:

@@ -21,12 +21,15 @@ import torch
 
 from ...diagnose.evidence import Evidence
 from ...locate.frames import is_user_file
+from ...records import Culprit
 from ...remedies import Candidate, Source, apply, find, with_keyword
 from ...runtime.window import Window
 from .. import changes
 from ..body.scene import Scene
+from ..evidence.culprit import culprit_of
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, text_of_file
+from .where_set import source_of
 
 __all__ = [
     "SettingChange",
@@ -35,7 +38,9 @@ __all__ = [
     "only_call",
     "optimizer_change",
     "own_files",
+    "place_of_culprit",
     "shown_path",
+    "source_of_culprit",
 ]
 
 _MAX_FILES = 200
@@ -224,3 +229,17 @@ def _zeroed(tensor: torch.Tensor) -> Iterator[None]:
     finally:
         with torch.no_grad():
             tensor.copy_(kept)
+
+
+def place_of_culprit(lab: Laboratory, e: Evidence, cause: str) -> Culprit | None:
+    """The line that set the cause. An error on the way to it must not end the search for fixes."""
+    with contextlib.suppress(Exception):
+        return culprit_of(lab.investigation, e, cause)
+    return None
+
+
+def source_of_culprit(lab: Laboratory, e: Evidence, cause: str) -> tuple[Culprit, Source] | None:
+    """The line that set the cause, and the file in which it stands."""
+    place = place_of_culprit(lab, e, cause)
+    source = source_of(place.file) if place is not None else None
+    return (place, source) if place is not None and source is not None else None
