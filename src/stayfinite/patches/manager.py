@@ -7,6 +7,7 @@ only calls the original until theirs is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -120,6 +121,9 @@ class _Layer:
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
         self.call = make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+        with contextlib.suppress(AttributeError, TypeError):
+            # A wrong call is answered with the name of the function that was called.
+            self.call.__qualname__ = getattr(below, "__qualname__", self.call.__qualname__)
 
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
         return self.below(*args, **kwargs)
