@@ -26,6 +26,7 @@ __all__ = [
     "Subscription",
     "Target",
     "close_all",
+    "patched",
     "subscribe",
     "table",
     "unpatched",
@@ -355,6 +356,14 @@ def unpatched(function: Any) -> Any:
     if type(function) is FunctionType and function.__code__ is _DISPATCH:
         return function.__wrapped__  # type: ignore[attr-defined]
     return function
+
+
+def patched(function: Any, original: Any) -> Any:
+    """The patch of `function`, around another original."""
+    patch: _Patch = function.__closure__[0].cell_contents
+    for layer in patch.layers:
+        original = layer.make_wrapper(original, layer.subscribers)
+    return original
 
 
 def table() -> list[Row]:
