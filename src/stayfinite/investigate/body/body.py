@@ -16,6 +16,7 @@ from ...runtime.batches import named_tensors
 from .access import GRADIENTS, RANDOM
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
 from .compiled import compile_block, compile_module
+from .copies import Copier
 from .cut import Cut, Rules, rebuild, touches
 from .feeds import feeds_of
 from .home import Home, homes_of
@@ -249,14 +250,18 @@ class Body:
         if found is None:
             return
         code, arguments = found
+        copier = Copier(self.functions.code_for, self.functions.judge.is_training_object)
         if not self.scene.is_function:
-            exec(code, namespace)
+            with copier.with_own_code([namespace.get(n) for n in code.co_names]):
+                exec(code, namespace)
             return
         space = dict(self.scene.module_globals)
         local = self.scene.local_variables
         closure = tuple(types.CellType(local[n]) for n in code.co_freevars)
         function = types.FunctionType(code, space, code.co_name, None, closure)
-        function(*(namespace.get(n) for n in arguments))
+        values = [namespace.get(n) for n in arguments]
+        with copier.with_own_code([*values, *(space.get(n) for n in code.co_names)]):
+            function(*values)
 
     @functools.cached_property
     def _following(self) -> tuple[types.CodeType, list[str]] | None:

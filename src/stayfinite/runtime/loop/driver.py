@@ -19,7 +19,7 @@ from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
 from ..frames import codes_of_step
-from ..outside_modes import outside_user_modes
+from ..outside_modes import unseen
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
 from ..window import Failure, Window
@@ -148,7 +148,7 @@ class LoopDriver:
         else:
             self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
 
-    @outside_user_modes
+    @unseen
     def before_backward(self, loss: Tensor) -> bool | None:
         if self.is_internal or self.is_over:
             return None
