@@ -17,6 +17,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .unseen import unseen
 
 __all__ = [
     "MakeWrapper",
@@ -119,8 +120,11 @@ class _Layer:
         self.subscribers = Subscribers()
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
-        self.call = make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+        self.call = unseen(
+            make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+        )
 
+    @unseen
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
         return self.below(*args, **kwargs)
 
@@ -201,7 +205,7 @@ def _dispatcher(patch: _Patch | None) -> FunctionType:
     def call(*args: Any, **kwargs: Any) -> Any:
         return patch.top(*args, **kwargs)  # type: ignore[union-attr]
 
-    return cast("FunctionType", call)
+    return cast("FunctionType", unseen(call))
 
 
 _DISPATCH = _dispatcher(None).__code__
