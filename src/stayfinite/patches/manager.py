@@ -120,9 +120,7 @@ class _Layer:
         self.subscribers = Subscribers()
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
-        self.call = unseen(
-            make_wrapper(below if is_lowest else self._call_below, self.subscribers)
-        )
+        self.call = unseen(make_wrapper(below if is_lowest else self._call_below, self.subscribers))
 
     @unseen
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:

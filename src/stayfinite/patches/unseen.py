@@ -32,7 +32,7 @@ def unseen(function: F) -> F:
     >>> unseen(old) is old  # not a function of ours: unchanged
     True
     """
-    if type(function) is FunctionType and function.__code__.co_filename.startswith(_OWN):
+    if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_OWN):
         function.__code__ = _renamed(function.__code__)
     return function
 

@@ -51,7 +51,7 @@ for batch in torch.utils.data.DataLoader(Data(), 2, pin_memory=True):
     loss.backward()
     nn.utils.clip_grad_norm_((p for p in ()), 1.0)
     optimizer.step()
-    print("%.4f" % loss.item())
+    print(f"{loss.item():.4f}")
 torch.save(model, "model.pt")
 model.load_state_dict({})
 torch.autograd.backward([model(batch).sum()], grad_variables=[torch.tensor(1.0)])
