@@ -155,6 +155,8 @@ class Investigation:
                 f"{'is' if num == 1 else 'are'} finite, so it came from one before, which was not traced"
                 f"{_FROM_HERE_ON if self.window.is_added_up else ''}"
             )
+        if self.engine.settings.replay == "off":
+            return "replays are turned off, so the origin was not traced"
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""
         advice = "use guard.step(loss_fn, batch)"

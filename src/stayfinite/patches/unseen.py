@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import TypeVar
 
-__all__ = ["for_each_unseen", "unseen"]
+__all__ = ["for_each_unseen", "is_unseen", "unseen"]
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MARK = " (as importlib._bootstrap)"
@@ -35,6 +35,11 @@ def unseen(function: F) -> F:
     if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_OWN):
         function.__code__ = _renamed(function.__code__)
     return function
+
+
+def is_unseen(file: str) -> bool:
+    """Whether a frame with this file name belongs to such a function."""
+    return file.endswith(_MARK)
 
 
 def for_each_unseen(do: Callable[[CodeType], object]) -> None:

@@ -36,7 +36,7 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
             ),
             Fix(
                 title="drop the samples that the pipeline cannot handle",
-                why="without these rows the same step is finite",
+                why="the other rows of the batch can still be trained on",
                 experiment="without_rows",
             ),
         ),
