@@ -101,6 +101,10 @@ class Body:
             if isinstance(value, (Tensor, list, tuple, dict)):
                 yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
 
+    def scenes(self) -> list[Scene]:
+        """Where the body runs, and what has called it, innermost first."""
+        return [self.scene, *self._outer]
+
     def extended(self) -> Body | None:
         """The body of the next outer loop, with what it has computed before in the same iteration."""
         mine = self.functions

@@ -121,6 +121,9 @@ class FirstReproducing(Vehicle):
     def scene(self) -> Scene | None:
         return self._now.scene
 
+    def scenes(self) -> list[Scene]:
+        return self._now.scenes()
+
     def data(self) -> Iterable[tuple[str, torch.Tensor]]:
         return self._now.data()
 
