@@ -124,7 +124,7 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     if place is not None and text is not None:
         place = replace(place, symptom=_for_cause(place.symptom, cause))
         yield _Search(lab, e, trial, place.file, text, place=place)
-    is_scale = cause == "loss_scaling" and is_fixed_scale(lab)
+    is_scale = cause == "loss_scaling" and is_fixed_scale(lab) and not e.scale.is_stepped_again
     is_half = cause in ("low_precision_overflow", "low_precision_underflow")
     if is_scale or (is_half and not _is_scaled_loss(e)):
         for setting in precision_changes(lab, e):
@@ -226,7 +226,7 @@ class _Search:
                 proof, result = yield from self.trial.prove_since(change, setting.at)
                 if proof.is_step_finite or not self.trial.has_time:
                     break
-            proof = replace(proof, note=f"{proof.note}, with the scale that it comes to")
+            proof = replace(proof, note=f"{proof.note} ({setting.note})")
         elif setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
