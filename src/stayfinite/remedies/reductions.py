@@ -285,6 +285,31 @@ def zeros(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return None
 
 
+_RANDOM = {
+    "empty": "randn",
+    "empty_like": "randn_like",
+    **dict.fromkeys(("Tensor", "FloatTensor"), "randn"),
+}
+
+
+@pattern(
+    "small_random",
+    "start with small random numbers instead of memory that nobody has written",
+    "unlike zeros they have a norm to divide by, and no two of them learn the same",
+    is_equivalent=False,
+)
+def small_random(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    new = _RANDOM.get(node.func.attr)
+    is_size = all(not isinstance(a, (ast.List, ast.Tuple)) for a in node.args)
+    is_class = node.func.attr.endswith("Tensor")
+    if new is None or not is_namespace(node.func.value) or (is_class and not is_size):
+        return None
+    end, last = source.span(node.func)[1], source.span(node)[1]
+    return [Edit(end - len(node.func.attr), end, new), Edit(last, last, " * 0.02")]
+
+
 @pattern(
     "zeroed",
     "set fresh memory to zero before it is used",

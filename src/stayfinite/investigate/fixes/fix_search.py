@@ -35,7 +35,7 @@ from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
 from .schedule_change import schedule_changes
-from .setting_change import SettingChange, loss_change, memory_change, optimizer_change, shown_path
+from .setting_change import SettingChange, loss_change, memory_changes, optimizer_change, shown_path
 from .trial import Trial
 
 __all__ = ["proved_fixes"]
@@ -139,6 +139,8 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     if cause == "loss_scaling":
         yield from scale_changes(lab, e)
         return
+    if cause == "uninitialized_memory" and e.memory is not None:
+        yield from memory_changes(lab, e)
     if cause == "bad_schedule":
         yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
         return
@@ -148,8 +150,6 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)
-    elif cause == "uninitialized_memory" and e.memory is not None:
-        found = memory_change(lab, e)
     elif cause == "bad_initialization":
         found = first_values_change(lab, e)
     elif cause == "zero_denominator":
