@@ -307,6 +307,10 @@ def _epsilon(investigation: Investigation, e: Evidence) -> Culprit | None:
 
 def _scaling(investigation: Investigation, e: Evidence) -> Culprit | None:
     traced = investigation.traced
+    place = investigation.engine.step_place
+    if e.scale.is_stepped_again and place.code is not None and place.line is not None:
+        again = Frame(place.code.co_filename, place.line, place.code.co_name)
+        return culprit(again, "the step that the scaler has left out is taken here")
     if e.scale.is_passed_by:
         return culprit(step_without_scaler(investigation), "the scaled gradients are applied here")
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
