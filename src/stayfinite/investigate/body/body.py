@@ -121,7 +121,9 @@ class Body:
         mine = self.functions
         if mine.is_loose:
             return None
-        functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer, is_loose=True)
+        functions = Functions(
+            mine.judge.is_training_object, mine.is_full, mine.is_buffer, is_loose=True
+        )
         body = Body(self.scene, self.home, functions, self._outer)
         is_more = len(body.plan().kept) > len(self.plan().kept)
         return body if is_more and body.plan().has_backward else None
