@@ -180,6 +180,8 @@ class Evidence:
     outlier: Outlier | None = None
     resume: Resume = field(default_factory=Resume)
     data: Data | None = None
+    own_update: Data | None = None
+    """The script's own line that moves the weights by a quotient, if its update has made them bad."""
     memory: Memory | None = None
     scale: Scale = field(default_factory=Scale)
     optimizer: Mapping[str, str] = field(default_factory=dict)
@@ -347,10 +349,7 @@ class Evidence:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether finite arguments gave an infinite result without a pole: it is too large.
-
-        It may contain NaN, too: infinite terms of both signs in a sum give one.
-        """
+        """Whether finite arguments gave a result that is too large; a sum of both signs may give NaN with it."""
         return self.birth is not None and self.made_inf and self.has_finite_inputs
 
     @property
