@@ -159,19 +159,22 @@ class Forecaster(nn.Module):
         return self.reversible(self.linear(self.reversible(x, "norm")), "denorm")
 
 
-def test_a_layer_that_keeps_a_statistic_for_its_second_call_is_traced(tmp_path):
-    model = Forecaster()
+def forecast_with(model, folder):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    guard = Guard(model, optimizer, run_dir=tmp_path)
-    for (x,) in guard(data(bad=7)):
-        out = model(x)
-        loss = (out - x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    guard.close()
-    (incident,) = guard.incidents
+    with Guard(model, optimizer, run_dir=folder) as guard:
+        for (x,) in guard(data(bad=7)):
+            out = model(x)
+            loss = (out - x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return guard.incidents
+
+
+def test_a_layer_that_keeps_a_statistic_for_its_second_call_is_traced(tmp_path):
+    (incident,) = forecast_with(Forecaster(), tmp_path)
     assert (incident.event.step, incident.location.op) == (7, "aten.div")
     assert incident.location.source.endswith("# HERE") and incident.location.is_reproduced
+    assert "batch is gone" not in incident.location.note  # it is the step's own
     assert incident.diagnosis.cause == "zero_denominator"
     assert incident.diagnosis.fixes[0].status == "proved"

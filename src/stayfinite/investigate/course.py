@@ -185,7 +185,9 @@ def _has_external_input(origin: Origin | None) -> bool:
 
 
 def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:
-    """If the batch of the step is gone, replay with the current one, which may fail in the same way."""
+    """If values of the step are gone, replay with the current ones, which may fail in the same way: its batch, or only
+    what it has overwritten since.
+    """
     if investigation.engine.ranks.has_others or investigation.failure.symptom not in (
         "loss",
         "gradient",
@@ -202,7 +204,10 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
     if result.failure is None or result.origin is None:
         investigation.trace = trace
         return first
-    investigation.is_on_another_batch = True
+    if investigation.has_own_batches:
+        investigation.vehicle = wanted.vehicle
+    else:
+        investigation.is_on_another_batch = True
     return result
 
 

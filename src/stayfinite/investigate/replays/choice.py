@@ -183,6 +183,10 @@ class FirstRunnable(Vehicle):
         self._candidates = candidates
         self._chosen: Vehicle | None = None
 
+    @property
+    def scene(self) -> Scene | None:
+        return None if self._chosen is None else self._chosen.scene
+
     def can_run(self, window: Window) -> bool:
         return self._chosen is None or self._chosen.can_run(window)
 
