@@ -62,6 +62,8 @@ class Weights:
     """Steps since the snapshot."""
     growth: float = 1.0
     """The largest factor by which the norm of one parameter has grown since the start."""
+    searched: float = 0.0
+    """The largest magnitude where the optimizer's own search (LBFGS) evaluated the failing closure; 0 without one."""
 
     @property
     def total_growth(self) -> float:
