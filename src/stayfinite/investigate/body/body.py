@@ -118,6 +118,21 @@ class Body:
             is_outside = is_outside or home.node is self.home.node
         return None
 
+    def loosened(self) -> Body | None:
+        """The same body, with current values in place of those that the iteration has overwritten.
+
+        It runs more: a layer that keeps a statistic on itself for its second call cannot be computed again otherwise.
+        """
+        mine = self.functions
+        if mine.is_loose:
+            return None
+        functions = Functions(
+            mine.judge.is_training_object, mine.is_full, mine.is_buffer, is_loose=True
+        )
+        body = Body(self.scene, self.home, functions, self._outer)
+        is_more = len(body.plan().kept) > len(self.plan().kept)
+        return body if is_more and body.plan().has_backward else None
+
     def as_far_as(self, code: CodeType | None, line: int | None, instruction: int) -> Body | None:
         """The body up to another place, in this function or in one that has called it."""
         mine = self.functions
