@@ -278,6 +278,28 @@ def test_batch_of_real_samples_may_have_no_value_above_a_threshold():
     assert len({tuple(row.tolist()) for row in x}) == 4
 
 
+@pytest.mark.parametrize(("number", "level"), [(2, "possible"), (16, "far")])
+def test_few_scores_may_all_be_weak(number, level):
+    batches = [(torch.randn(number, 3), torch.rand(number, 6)) for _ in range(3)]
+    ((candidate, (_, y)),) = made(batches)["weak"]
+    assert candidate.level == level and torch.equal(y, 0.5 * batches[0][1])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "level"), [([2, 0, 0, 1, 3, 0], "likely"), ([2, 0, 1, 1, 3, 2], "possible")]
+)
+def test_batch_of_images_may_hold_no_object_at_all(numbers, level):
+    def image(n):
+        return {"boxes": torch.rand(n, 4), "labels": torch.arange(n)}
+
+    images = [torch.rand(3, 8, 8) for _ in range(3)]
+    batches = [(images, [image(n) for n in part]) for part in (numbers[:3], numbers[3:])]
+    found = [(c, b) for c, b in made(batches)["empty"] if "any of them" in c.what]
+    ((candidate, (same, targets)),) = found
+    assert candidate.level == level and all(a is b for a, b in zip(same, images))
+    assert [(len(t["boxes"]), len(t["labels"])) for t in targets] == 3 * [(0, 0)]
+
+
 def test_batch_of_several_labels_may_lack_one_of_them():
     labels = [(torch.arange(6)[:, None] < torch.tensor([2, 3, 5])).float() for _ in range(9)]
     found = made([(torch.randn(6, 4), y) for y in labels])["absent"]

@@ -13,7 +13,7 @@ from ...runtime.rows import map_tensors
 from .candidates import Candidate, Seen, all_rows
 from .parts import Part
 
-__all__ = ["columns", "float_classes", "one_class", "one_sided"]
+__all__ = ["columns", "float_classes", "one_class", "one_sided", "weak"]
 
 _ARRANGED = 3.0
 """So many of the batches seen should have lacked a class by chance, and none did."""
@@ -21,6 +21,9 @@ _MOST_PARTS = 4
 _RARE = 1e-4
 """One batch in 10,000 is like that, if its samples are drawn by chance."""
 _FEWEST_BATCHES = 3
+_FEW_SAMPLES = 4
+"""Batches of so few samples may well be weak altogether."""
+_WEAKER = 0.5
 
 
 def float_classes(seen: Seen) -> Iterator[Candidate]:
@@ -75,6 +78,17 @@ def one_sided(seen: Seen) -> Iterator[Candidate]:
                 f"{share:.0%} of the samples seen are so, by chance {share**total:.0e} of the batches",
                 probability=share**total,
             )  # fmt: skip
+
+
+def weak(seen: Seen) -> Iterator[Candidate]:
+    """Targets that are all half as large: no overlap, no score above a threshold."""
+    for p in seen.of_kind("target")[:_MOST_PARTS]:
+        is_score = p.is_float and p.is_positive and p.tensor.dim() > 1 and p.has_rows
+        if is_score and not (p.is_code or p.is_unit or p.is_tight):
+            is_near = seen.num_rows is not None and seen.num_rows <= _FEW_SAMPLES
+            what = f"{p.name} half as large in a whole batch"
+            make = seen.changed([p], lambda t: _WEAKER * t)
+            yield Candidate("weak", what, make, "possible" if is_near else "far")
 
 
 def _extreme(seen: Seen, p: Part, total: int, share: float, is_low: bool) -> Callable[[], Any]:

@@ -129,7 +129,8 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
             how = first_row(torch.zeros_like, seen.num_rows)
             what = f"one sample with {p.name} exactly 0"
         else:
-            how, what = _one_zero, f"one value of {p.name} exactly 0"
+            how = _without_one if p.is_distribution else _one_zero
+            what = f"one value of {p.name} exactly 0"
         yield Candidate("zero", what, seen.changed([p], how), level)
     for p in seen.of_kind("input", "target", "tokens", "lengths"):
         if p.tensor.dim() != 1 or not p.has_rows or p.low < 0 or (p.low == 0 and not p.is_float):
@@ -150,6 +151,12 @@ def _one_zero(t: Tensor) -> Tensor:
     new = t.clone()
     new.view(-1)[0] = 0
     return new
+
+
+def _without_one(t: Tensor) -> Tensor:
+    """A distribution in which one thing is impossible."""
+    new = _one_zero(t)
+    return new / new.sum(-1, keepdim=True)
 
 
 def opposites(seen: Seen) -> Iterator[Candidate]:
