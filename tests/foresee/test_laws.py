@@ -40,6 +40,7 @@ def test_rows_of_a_fixed_sum_length_or_spread_keep_it(batches, change, is_broken
     ("counts", "is_broken"),
     [
         (torch.tensor([1.0] * 60 + [2.0] * 25 + [3.0] * 11), True),  # only what occurs is stored
+        (torch.arange(96) % 4 + 1.0, True),  # ratings
         (torch.tensor([1.0] * 5 + [2.0] * 5 + [float(n) for n in range(3, 89)]), False),
         (torch.tensor([0.0] * 3 + [1.0] * 60 + [2.0] * 33), False),
         (torch.arange(1.0, 97.0), False),
@@ -62,3 +63,18 @@ def test_sampler_that_takes_as_many_of_each_class_goes_on_to_do_so():
     assert not broken(even, batch(2))  # another size is another question
     uneven = [*even[:4], (torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 1, 1]))]
     assert not broken(uneven, (torch.randn(6, 4), torch.tensor([0, 0, 0, 0, 0, 1])))
+
+
+def test_sequences_that_begin_with_a_mark_go_on_to_do_so():
+    def batch():
+        ids = torch.randint(3, 50, (8, 9))
+        ids[:, 0] = 1
+        ids[torch.arange(9) >= torch.randint(3, 10, (8, 1))] = 0
+        return {"ids": ids, "score": torch.randn(8)}
+
+    batches = [batch() for _ in range(4)]
+    ids = batches[0]["ids"]
+    assert broken(batches, {"ids": torch.zeros_like(ids)})
+    assert not broken(batches, {"ids": torch.where(torch.arange(9) > 0, 0, ids)})
+    free = [{**b, "ids": torch.randint(1, 50, (8, 9))} for b in batches]
+    assert not broken(free, batches[0])

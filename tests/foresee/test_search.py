@@ -278,6 +278,25 @@ def test_batch_of_real_samples_may_have_no_value_above_a_threshold():
     assert len({tuple(row.tolist()) for row in x}) == 4
 
 
+def test_mask_that_says_where_the_ids_are_goes_with_them():
+    ids = TOKENS.masked_fill(~MASK, 0)
+    _, batch = made([{"ids": ids, "mask": MASK.long()}])["mask"][0]
+    assert not batch["mask"][0].any() and not batch["ids"][0].any()
+    assert torch.equal(batch["ids"][1:], ids[1:])
+    _, batch = made([{"ids": TOKENS, "mask": MASK.long()}])["mask"][0]
+    assert batch["ids"] is TOKENS
+
+
+def test_batch_of_real_samples_may_lack_a_cluster():
+    x = torch.arange(3).repeat(8)[:, None] * 100 + torch.rand(24, 2)
+    real = {tuple(row.tolist()) for row in x}
+    found = made([(part, torch.zeros(6)) for part in x.split(6)])["unlike"]
+    drawn = [b[0] for _, b in found]
+    assert all(len((d[:, 0] / 100).int().unique()) < 3 for d in drawn)
+    assert all({tuple(r.tolist()) for r in d} <= real for d in drawn)
+    assert all(len(d.unique(dim=0)) == 6 for d in drawn)
+
+
 @pytest.mark.parametrize(("number", "level"), [(2, "possible"), (16, "far")])
 def test_few_scores_may_all_be_weak(number, level):
     batches = [(torch.randn(number, 3), torch.rand(number, 6)) for _ in range(3)]

@@ -2,7 +2,7 @@
 
 A mask that hides nine patches of each image will not hide all twelve; a vector of length 1 will not be 0; where
 half of all counts are 1 and none is 0, only what occurs was counted; a sampler that takes two samples of each
-class will not take one.
+class will not take one; a sequence that always begins with the same id always will.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _SAME, _OTHER = 2e-4, 0.05
 """Closer than that, relatively, is the same; what is further away is not."""
 _EXPECTED_ZEROS = 30.0
 """So many zeros were to be expected, and there was none."""
+_EXPECTED_OF_FEW, _FEW_VALUES = 10.0, 5
+"""The same where only a few different numbers are used: ratings from 1 to 5."""
+_BY_CHANCE = 1e-6
 _FEWEST_BATCHES = 5
 _MOST_CLASSES = 32
 _MOST_VALUES = 20_000
@@ -55,7 +58,8 @@ def laws(parts: Sequence[Part], batches: Sequence[Any]) -> list[Law]:
     found: list[Law] = []
     for part in parts:
         seen = [t.detach() for tensors in named if (t := tensors.get(part.name)) is not None]
-        found += [*_fixed_rows(part, seen), *_no_zeros(part, seen), *_even_classes(part, seen)]
+        for rule in (_fixed_rows, _no_zeros, _even_classes, _fixed_columns):
+            found += rule(part, seen)
     return found
 
 
@@ -107,7 +111,9 @@ def _no_zeros(part: Part, seen: list[Tensor]) -> Iterator[Law]:
     values = torch.cat([t.reshape(-1)[:_MOST_VALUES].double() for t in seen])
     number = (values / step).round()
     ones, twos = int((number == 1).sum()), int((number == 2).sum())
-    if ones * ones / (2 * max(twos, 1)) >= _EXPECTED_ZEROS:
+    is_code = part.is_float and part.num_values <= _FEW_VALUES
+    fewest = _EXPECTED_OF_FEW if is_code else _EXPECTED_ZEROS
+    if ones * ones / (2 * max(twos, 1)) >= fewest:
         yield Law(part.name, lambda t: bool((t > 0).all()))
 
 
@@ -126,6 +132,28 @@ def _even_classes(part: Part, seen: list[Tensor]) -> Iterator[Law]:
     elif len({n for c in counts for n in c.values()}) == 1:
         number = next(iter(counts[0].values()))
         yield Law(part.name, lambda t: len(t) != size or set(_counts(t).values()) == {number})
+
+
+def _fixed_columns(part: Part, seen: list[Tensor]) -> Iterator[Law]:
+    """Ids that stand at the same place of every sequence: its beginning."""
+    wide = [t for t in seen if t.dim() == 2]
+    if part.is_float or part.kind not in ("tokens", "labels") or not part.has_rows or not wide:
+        return
+    width = min(t.shape[1] for t in wide)
+    rows = torch.cat([t[:, :width] for t in wide])
+    for column in range(width):
+        value = int(rows[0, column]) if len(rows) else 0
+        share = float((rows == value).double().mean())
+        is_fixed = value != part.padding and bool((rows[:, column] == value).all())
+        if is_fixed and share ** len(rows) < _BY_CHANCE:
+            yield Law(part.name, _stands_at(column, value))
+
+
+def _stands_at(column: int, value: int) -> Callable[[Tensor], bool]:
+    def is_kept(t: Tensor) -> bool:
+        return t.dim() != 2 or t.shape[1] <= column or bool((t[:, column] == value).all())
+
+    return is_kept
 
 
 def _counts(t: Tensor) -> dict[float, int]:

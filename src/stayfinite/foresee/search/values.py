@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .candidates import Candidate, Seen, first_row
+from .candidates import Candidate, Seen, first_row, one_in
 from .parts import Part
 
 __all__ = ["certainties", "ends", "opposites", "outliers", "shifted", "tiny", "zeros"]
@@ -144,7 +144,10 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
         elif p.low == 0 or p.is_whole:
             what = f"{p.name} 0 in a whole batch"
             level = "possible" if p.low == 0 else "far"
-            yield Candidate("zero-batch", what, seen.changed([p], torch.zeros_like), level)
+            chance = p.zero_share ** (seen.num_rows or 1)
+            why = f"{p.zero_share:.0%} of its values seen are 0{one_in(chance)}"
+            make = seen.changed([p], torch.zeros_like)
+            yield Candidate("zero-batch", what, make, level, why, probability=chance)
 
 
 def _one_zero(t: Tensor) -> Tensor:

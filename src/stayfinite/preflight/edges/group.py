@@ -45,6 +45,8 @@ _HALVINGS = 4
 _DRAWS_SHARE = 0.25
 _FEWEST_DRAWS = 4
 _SAME_BATCH = ("memory", "random", "draw", "zero-grad", "dead", "drift")
+_REGROUPED = ("one-class", "skewed", "absent", "one-sided", "unlike")
+"""Nothing of these is made up: real samples of several batches in one."""
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 _REMEDIES = {
     "long": "bound what grows with the length: normalize the state, or cut sequences to a fixed length",
@@ -276,7 +278,9 @@ class Search:
 
     def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
         why = c.why
-        if batch is not None and c.family not in _SAME_BATCH:
+        if c.family in _REGROUPED:
+            why = "; ".join(w for w in ("real samples of several batches in one", c.why) if w)
+        elif batch is not None and c.family not in _SAME_BATCH:
             far = distance(self.batches[0], batch, self.parts, num_rows(self.batches[0]))
             why = "; ".join(w for w in (far.words() if far else "", c.why) if w)
         return Prediction(
