@@ -25,6 +25,7 @@ PLAIN = list(torch.randn(3, 8, 24))
         ([m.float() for m in MASKS], torch.zeros_like, True),
         ([torch.rand(8, 6) < 0.5 for _ in range(3)], torch.zeros_like, False),
         (MASKS[:1], torch.zeros_like, False),  # eight rows prove little
+        ([m | True for m in MASKS], lambda t: t & MASKS[0], False),  # has not hidden a thing yet
         (UNIT, torch.zeros_like, True),
         (UNIT, lambda t: t.flip(0), False),
         (SCORES, torch.ones_like, True),

@@ -245,6 +245,15 @@ def test_sparse_target_may_be_blank_in_a_small_batch_only():
         assert {c.level for c, _ in found if c.what.startswith("batch['depth']")} == {level}
 
 
+@pytest.mark.parametrize(("heat", "level"), [(0.5, "far"), (9.0, "possible")])
+def test_share_may_be_zero_where_shares_come_near_to_it(heat, level):
+    shares = torch.softmax(heat * torch.linspace(-1, 1, 24).reshape(4, 6).T, 1)
+    found = made([{"shares": shares, "next": torch.randn(6, 1)}])
+    assert {c.level for c, _ in found["zero"] + found["certain"]} == {level}
+    _, batch = found["zero"][0]
+    assert torch.allclose(batch["shares"].sum(1), torch.ones(6))
+
+
 @pytest.mark.parametrize(("lowest", "level"), [(0.01, "possible"), (0.37, "far"), (0.0137, "far")])
 def test_amount_in_cents_may_be_zero_where_a_cent_was_seen(lowest, level):
     prices = (torch.rand(6, 8) * 5 + 0.4).round(decimals=2)

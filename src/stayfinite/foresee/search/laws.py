@@ -64,8 +64,8 @@ def laws(parts: Sequence[Part], batches: Sequence[Any]) -> list[Law]:
 
 
 def _fixed_rows(part: Part, seen: list[Tensor]) -> Iterator[Law]:
-    """Every row has the same sum, the same length or the same spread."""
-    is_number = part.is_float or part.kind == "mask"
+    """Every row has the same sum, the same length or the same spread; what never varied at all proves nothing."""
+    is_number = (part.is_float or part.kind == "mask") and part.low < part.high
     wide = [t for t in seen if t.dim() > 1 and t.numel()]
     if not is_number or not wide or not 2 <= wide[0].shape[-1] <= _WIDEST:
         return

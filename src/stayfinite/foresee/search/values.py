@@ -112,7 +112,8 @@ def certainties(seen: Seen) -> Iterator[Candidate]:
         if p.is_distribution and p.num_values > 2:
             how = first_row(_one_hot, seen.num_rows)
             what = f"one sample of {p.name} with all its mass in one place"
-            yield Candidate("certain", what, seen.changed([p], how))
+            level = "possible" if p.may_concentrate else "far"
+            yield Candidate("certain", what, seen.changed([p], how), level)
 
 
 def _one_hot(t: Tensor) -> Tensor:
@@ -124,7 +125,8 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
     for p in seen.of_kind("input", "target"):
         if not p.is_float or not p.is_positive or p.low == 0:
             continue
-        level = "possible" if p.may_be_zero or p.is_distribution else "far"
+        may_be_zero = p.may_concentrate if p.is_distribution else p.may_be_zero
+        level = "possible" if may_be_zero else "far"
         if p.tensor.dim() == 1 or (p.tensor.dim() == 2 and p.tensor.shape[1] == 1):
             how = first_row(torch.zeros_like, seen.num_rows)
             what = f"one sample with {p.name} exactly 0"
