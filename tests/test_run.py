@@ -125,7 +125,7 @@ WITHOUT_LOADER = [
 
 LEFT = [
     Script("leaves.py", (3,), "aten.log1p", None, "loss", args=(how,), code=code)
-    for how, code in (("exit", 3), ("late", 0), ("raise", 1), ("count", 0))
+    for how, code in (("exit", 3), ("break", 0), ("late", 0), ("raise", 1), ("count", 0))
 ]
 
 
@@ -163,7 +163,12 @@ def assert_found(script: Script, found: list[Incident]) -> None:
         assert location.source.endswith(script.mark)
         if script.label is not None:
             assert location.chain[0].label == script.label
-        assert incident.action.kind == "skipped"
+        assert incident.action.kind == ("none" if is_left_by_script(script) else "skipped")
+
+
+def is_left_by_script(script: Script) -> bool:
+    """Whether the loop looks at its loss, and does not come to its backward."""
+    return script.name == "own_check.py" or script.args == ("break",)
 
 
 def is_finite_line(line: str) -> bool:
@@ -248,12 +253,16 @@ def test_a_loop_that_is_left_after_the_bad_step_is_explained(script, nursery, tm
 
 
 @pytest.mark.parametrize("kind", ["tensor", "number"])
-def test_a_script_that_leaves_a_bad_batch_out_by_itself_is_left_alone(kind, nursery, tmp_path):
-    script = Script("own_check.py", (), None, None, "loss", args=(kind,))
+def test_a_script_that_leaves_a_bad_batch_out_by_itself_is_left_alone_and_told_why(
+    kind, nursery, tmp_path
+):
+    script = Script("own_check.py", (3,), "aten.log1p", None, "loss", args=(kind,))
     plain = nursery.run(script.command(), tmp_path)
     done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
     assert (done.code, done.out) == (plain.code, plain.out)
-    assert incidents_in(tmp_path / "run") == []
+    (incident,) = incidents_in(tmp_path / "run")
+    assert_found(script, [incident])
+    assert incident.action.kind == "none" and "does not train on it" in incident.action.detail
 
 
 def test_a_step_that_cannot_be_replayed_unfelt_is_left_out_all_the_same(nursery, tmp_path):

@@ -198,6 +198,10 @@ class Experiment:
     duration_ms: float | None = None
 
 
+ON_OTHER_BATCHES = "on other batches of the data set"
+"""The note of a proof without steps before or after it: no batch had been seen yet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """The result of running a change of the source."""

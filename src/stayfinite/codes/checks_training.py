@@ -96,6 +96,8 @@ _CHECKS = {
     "edges/certain": ("a distribution with all its mass in one place", "", ""),
     "edges/one-class": ("a batch of one class", "", ""),
     "edges/one-sided": ("a batch of real samples without large values, or without small ones", "", ""),
+    "edges/unlike": ("a batch of real samples that lacks those most like one of them: an absent cluster", "", ""),
+    "edges/weak": ("targets half as large in a whole batch: no score above a threshold", "", ""),
     "edges/absent": ("a batch without the rarest class", "", ""),
     "edges/skewed": ("a batch with one class in three samples of four", "", ""),
     "edges/one-label": ("a whole batch with one label", "", ""),

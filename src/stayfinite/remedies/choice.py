@@ -61,7 +61,7 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("atan2", "arctan2"), ("atan2_off_origin",)),
     **dict.fromkeys(("linalg_eigh", "linalg_svd", "svd", "linalg_eig"), ("spread_values",)),
 }  # fmt: skip
-_MASKED = ["finite_mask", "open_rows", "open_padding"]
+_MASKED = ["finite_mask", "open_rows", "open_padding", "no_weights"]
 _EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
 _EXPLODING = ("limit_gradient", "limit_gradient_more")
 _INFEASIBLE = (

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..devices import copy_out
 from ..report.journal import Journal, Listener, Row, journal_name
+from .outside_modes import unseen
 from .state import TrainState
 
 __all__ = ["DeviceRows", "LayerSampler", "RunJournal"]
@@ -132,6 +133,7 @@ class LayerSampler:
         self._not_before = 0.0
         self._names: tuple[str, ...] = ()
 
+    @unseen
     @torch.no_grad()
     def sample(self, step: int) -> dict[str, Any] | None:
         """The measurements, or None if the last ones are recent enough."""

@@ -137,6 +137,11 @@ class Part:
         return self.low <= 0 or is_count or is_amount or self.is_bounded or self.nears_zero
 
     @property
+    def may_concentrate(self) -> bool:
+        """A distribution some of whose shares were next to nothing: one of them may be 0, or all the rest."""
+        return self.is_distribution and self.low < _DOWN_TO_ZERO * self.middle
+
+    @property
     def may_rest(self) -> bool:
         """A signal may be silent; a target of both signs that was never 0 anywhere is not all 0 at once."""
         is_vector = self.kind == "target" and self.tensor[0].numel() <= _VECTOR

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ __all__ = [
     "class_member",
     "code_kind",
     "file_kind_of",
+    "holds_user_code",
     "is_generator",
     "note_change",
     "note_draws",
@@ -72,6 +75,15 @@ def code_kind(obj: Any) -> str:
     if not isinstance(func, types.FunctionType):
         return ""
     return file_kind(undecorated(func).__code__.co_filename)
+
+
+def holds_user_code(cells: Iterable[types.CellType]) -> bool:
+    """Whether one of these is a user's function, as in a wrapper of a library around it."""
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # empty
+            if code_kind(cell.cell_contents) == "user":
+                return True
+    return False
 
 
 def class_member(kind: type, name: str) -> Any:

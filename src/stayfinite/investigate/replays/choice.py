@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -40,6 +41,9 @@ def choose_vehicle(
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
         scenes = [_at_step(engine, s) for s in scenes]
+    elif window.left_at is not None:
+        code, line = window.left_at
+        scenes = [replace(s, line=line, column=None) if s.code is code else s for s in scenes]
     bodies = _bodies(engine, window, scenes)
     if engine.settings.replay == "full":
         bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
@@ -121,6 +125,9 @@ class FirstReproducing(Vehicle):
     def scene(self) -> Scene | None:
         return self._now.scene
 
+    def scenes(self) -> list[Scene]:
+        return self._now.scenes()
+
     def data(self) -> Iterable[tuple[str, torch.Tensor]]:
         return self._now.data()
 
@@ -162,6 +169,10 @@ class FirstRunnable(Vehicle):
         super().__init__(engine)
         self._candidates = candidates
         self._chosen: Vehicle | None = None
+
+    @property
+    def scene(self) -> Scene | None:
+        return None if self._chosen is None else self._chosen.scene
 
     def can_run(self, window: Window) -> bool:
         return self._chosen is None or self._chosen.can_run(window)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
 from ...runtime.window import BatchRef, Replay, ReplayResult, Window
 from ...sandbox.compute import computing_only
-from ..body.scene import Scene
+from ..body.scene import Scene, scenes_of_frame
 from .changed_source import NotRunnable
 from .detour import Detour
 from .frameworks import FrameworkStep, unlogged
@@ -84,6 +85,10 @@ class Vehicle:
     def scene(self) -> Scene | None:
         """The current position of the loop whose statements are run."""
         return None
+
+    def scenes(self) -> list[Scene]:
+        """The functions of the script that are running at the step, innermost first."""
+        return scenes_of_frame(sys._getframe(1))
 
     def data(self) -> Iterable[tuple[str, Tensor]]:
         """The tensors from which a loop without a loader makes its batches, by variable name."""

@@ -87,9 +87,9 @@ class Recovery:
         self.tally.num_total += 1
         verdict.outlook = verdict.outlook or self._lost
         decision = self._decide(incident, window, verdict.outlook)
-        is_own = window is not None and bool(window.manual_update)
+        is_own = window is not None and window.is_scripts_own
         if is_own and decision.kind not in ("raise", "stop"):
-            decision = Decision("skip")  # the script applies its own update in any case
+            decision = Decision("skip")  # the script applies its own update, or none, in any case
         if decision.kind == "sanitize":
             assert window is not None
             cut = self._sanitizer.cut(window, incident, self.ledger)
