@@ -72,7 +72,7 @@ def course(investigation: Investigation) -> Replays:
         left.restore()
         return Verdict(_scale_incident(investigation), [], window)
     found, noticed = result.failure or failure, None
-    if investigation.was_spoiled_by_own_update(result) and window.step:
+    if investigation.was_corrupted_by_own_update(result) and window.step:
         assert result.origin is not None and result.origin.source is not None
         found = Failure("parameter", window.step - 1, name=result.origin.source.name)
         noticed = window.step

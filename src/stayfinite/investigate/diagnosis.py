@@ -45,10 +45,9 @@ def diagnose(
 ) -> Generator[Replay, ReplayResult, Incident]:
     """Diagnose the incident; the training is left unchanged."""
     seconds = investigation.engine.settings.diagnose_seconds
-    evidence = replace(
-        gather(investigation, incident, origin, seconds),
-        own_update=own_update(investigation, incident, origin),
-    )
+    evidence = gather(investigation, incident, origin, seconds)
+    if investigation.window.manual_update:
+        evidence = replace(evidence, own_update=own_update(investigation, incident, origin))
     lab = Laboratory(investigation, origin, seconds)
     ranked = consider(evidence)
     while True:

@@ -184,7 +184,7 @@ class Investigation:
         """Whether the batches of the step are kept, whatever its variables hold now."""
         return not self.window.is_loaderless and all(b.items for b in self.window.batches)
 
-    def was_spoiled_by_own_update(self, result: ReplayResult) -> bool:
+    def was_corrupted_by_own_update(self, result: ReplayResult) -> bool:
         """Whether the script's own update of the step before has made the state bad; it could not be checked there."""
         return bool(self.window.manual_update) and self.began_corrupted(result)
 
