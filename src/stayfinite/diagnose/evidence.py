@@ -395,7 +395,5 @@ class Evidence:
         elif growth > 10:
             score = max(score, 0.7 if self.loss_growth > 10 else 0.55)
         if growth < 1.5 and self.weights.first > 0:
-            score *= (
-                0.5  # if the loss rises while the weights do not change, the batch is the cause
-            )
+            score *= 0.5  # the loss rises while the weights do not change: it is the batch
         return score
