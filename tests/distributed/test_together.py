@@ -30,6 +30,18 @@ def test_meshes_and_mixed_precision(crew, kind, world, form):
     assert run.state == crew("plain", world=world, kind=kind, without=[training.AT]).state
 
 
+@pytest.mark.parametrize(
+    ("fault", "op", "cause"),
+    [("gradient", "SqrtBackward0", "singular_gradient"), ("data", None, "bad_input_data")],
+)
+def test_a_group_of_a_single_rank_is_seen_through(crew, fault, op, cause):
+    """FSDP2 moves its values through memory of its own there, too."""
+    run = crew("guarded", world=1, kind="fsdp", form="step", fault=fault, faulty=0)
+    (incident,) = run.incidents
+    assert (incident.location.op, incident.diagnosis.cause) == (op, cause)
+    assert run.state == crew("plain", world=1, kind="fsdp", without=[training.AT]).state
+
+
 def test_a_step_of_the_older_fsdp_is_left_out_by_all_and_never_computed_again(crew):
     """A replay that breaks off would leave its parameters gathered half-way."""
     run = crew("guarded", kind="flat", form="loop", fault="loss")
