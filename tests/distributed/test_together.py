@@ -77,6 +77,11 @@ def test_a_layer_that_only_replays_have_used_stays_unused(crew):
     assert run.state == crew("unused", module="troubles", without=[training.AT]).state
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_the_report_names_the_rank_that_the_others_wait_for(crew, kind):
+    assert crew("slow_data", module="troubles", kind=kind).ranks[0]["late"] == [1]
+
+
 def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
     run = crew("disturbed", module="troubles", kind="fsdp", late_at=2, rank_seconds=1.0)
     told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]

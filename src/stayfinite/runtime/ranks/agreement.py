@@ -9,7 +9,6 @@ collective in the step.
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +168,7 @@ class Ranks:
 
     def mark(self) -> None:
         """Note the start of a window; collectives between here and the step show that the ranks are in step."""
+        self.summary.open()
         if self._group is None and (world := world_of_all()) is not None:
             if self._sequence < 0:
                 self.first_wrappers = wrappers_there_are()
@@ -256,10 +256,7 @@ class Ranks:
 
     def agree_on_flag(self, flag: Tensor, vote: DeepCheckVote, digest: float | None) -> Agreed:
         """The same with a read, and with everything that is compared at a synchronization."""
-        began = time.perf_counter()
-        agreed = Agreed.decode(self.reduce_flag(flag, *Agreed.encode(vote, digest)).tolist())
-        self.summary.note(began, time.perf_counter())
-        return agreed
+        return Agreed.decode(self.reduce_flag(flag, *Agreed.encode(vote, digest)).tolist())
 
     @property
     def can_gather(self) -> bool:
