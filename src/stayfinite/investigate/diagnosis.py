@@ -13,6 +13,7 @@ from ..locate.trace import OpTrace
 from ..patches.loaders import samples
 from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
+from ..runtime.samples import whole_numbers
 from ..runtime.warn.untrained import untrained_leaves
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
@@ -77,7 +78,10 @@ def diagnose(
     location = replace(location, culprit=_culprit(investigation, evidence, diagnosis.cause))
     sizes = {num_rows(ref.value) for ref in investigation.window.batches}
     size = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
-    location = replace(location, first_bad=first_bad(location, size))
+    at = incident.event.step
+    own = [ref for ref in investigation.window.batches if ref.step == at]
+    known = [i for ref in own for i in whole_numbers(ref.indices)]
+    location = replace(location, first_bad=first_bad(location, size, known))
     return replace(incident, diagnosis=diagnosis, location=location)
 
 

@@ -78,7 +78,7 @@ def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncide
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(
         replace(event, value=failure.value),
-        location=old.location,
+        location=replace(old.location, first_bad=""),  # of another batch
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=(), worker=None),
         action=replace(
             old.action,
