@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from tests.distributed import training
 
-from stayfinite import Guard
+from stayfinite import BudgetExceededError, Guard
 from stayfinite.report.model import load_run
 from stayfinite.runtime.ranks.side_groups import SideGroup, SideGroupError
 
@@ -202,3 +202,29 @@ def slow_data(rank: int, job: dict) -> dict:
     guard.close()
     torch.distributed.barrier()
     return {"late": [r.rank for r in load_run(home).ranks if r.is_late]}
+
+
+def runs_away(rank: int, job: dict) -> dict:
+    """A learning rate far too large, on all ranks."""
+    model = training.make(job["kind"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
+    home = pathlib.Path(job["folder"]) / "run"
+    guard = Guard(model, optimizer, policy=job["policy"], run_dir=home, settings={"max_batches": 8})
+    stopped = ""
+    try:
+        for _ in range(job.get("epochs", 8)):
+            for batch in guard(training.batches(rank)):
+                optimizer.zero_grad()
+                loss = training.loss_of(model, batch)
+                loss.backward()
+                optimizer.step()
+    except BudgetExceededError as error:
+        stopped = str(error)
+    guard.close()
+    return {
+        "incidents": [i.to_json() for i in guard.incidents],
+        "stopped": stopped,
+        "is_saved": (home / "last_healthy.pt").exists(),
+        "loss": loss.item(),
+        "state": training.state_of(model, optimizer),
+    }

@@ -60,8 +60,8 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
-    ranks = investigation.engine.ranks
-    if investigation.engine.policy.is_adaptive and not ranks.has_others and not ranks.is_apart:
+    is_possible = not lab.has_others and not investigation.engine.ranks.is_apart
+    if investigation.engine.policy.is_adaptive and is_possible:
         evidence = yield from try_settings(investigation, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(investigation, rows))

@@ -134,6 +134,11 @@ class Ranks:
         is_static = any(getattr(m, "static_graph", False) for m in self.wrappers)
         return self._is_whole and not is_static and all(not is_sharded(p) for p in params)
 
+    @property
+    def can_save_whole(self) -> bool:
+        """Whether this rank writes the state for all: it is the first, and has all of it."""
+        return not self.has_others or (self.is_first and self._is_whole)
+
     def leave(self) -> None:
         """Let this rank decide alone from now on: its loop is over, so it would not answer."""
         self._is_alone = True
