@@ -207,7 +207,7 @@ def slow_data(rank: int, job: dict) -> dict:
 def runs_away(rank: int, job: dict) -> dict:
     """A learning rate far too large, on all ranks."""
     model = training.make(job["kind"])
-    optimizer = torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.get("lr", 5.0), momentum=0.9)
     home = pathlib.Path(job["folder"]) / "run"
     guard = Guard(model, optimizer, policy=job["policy"], run_dir=home, settings={"max_batches": 8})
     stopped = ""

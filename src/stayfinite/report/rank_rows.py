@@ -20,6 +20,7 @@ _LATE = 0.1
 """A rank that takes longer than the others by this share of a step, until it exchanges its gradients, delays them."""
 _FEW = 8
 """The number of timed steps from which on they are compared."""
+_TIMES = ("seconds", "between", "forward")
 _BEGAN = ("began", "sent")
 _WORDS = {
     "began": "it began here",
@@ -94,15 +95,13 @@ def _note_late(rows: list[RankRow]) -> None:
 def _row(data: Any) -> RankRow | None:
     if not isinstance(data, dict) or data.get("kind") != "stayfinite.rank":
         return None
-    counts = [data.get(k) for k in ("rank", "steps", "timed")]
-    times = [data.get(k) for k in ("seconds", "between", "forward")]
-    if not all(isinstance(n, int) and 0 <= n < _LONGEST for n in counts):
-        return None
-    if not all(isinstance(t, (int, float)) and 0 <= t < _LONGEST for t in times):
+    counts = [n for k in ("rank", "steps", "timed") if isinstance(n := data.get(k), int)]
+    times = [float(t) for k in _TIMES if isinstance(t := data.get(k), (int, float))]
+    if (len(counts), len(times)) != (3, 3) or not all(0 <= n < _LONGEST for n in counts + times):
         return None
     host = printable(str(data.get("host", "")))[:64]
-    rank, steps, timed = counts
-    return RankRow(rank, host, steps, timed if times[0] else 0, *map(float, times))
+    (rank, steps, timed), (seconds, between, forward) = counts, times
+    return RankRow(rank, host, steps, timed if seconds else 0, seconds, between, forward)
 
 
 def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
