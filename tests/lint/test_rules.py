@@ -130,3 +130,8 @@ def test_one_safe_branch_is_enough():
         "    return torch.log(p)\n"
     )
     assert found(text) == set()
+
+
+def test_a_method_with_the_name_of_a_comparison_is_none():
+    text = "import difflib\nimport torch\n\ndef f(tool, a, b):\n    return tool.compare(a, b)\n"
+    assert check_source(text, "x.py", Settings()) == []

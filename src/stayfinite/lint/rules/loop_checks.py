@@ -18,10 +18,11 @@ _LEAVES = (ast.Continue, ast.Return, ast.Break, ast.Raise)
 
 @on("compare")
 def compared_with_nan(op: Operation, ctx: Context) -> None:
-    assert isinstance(op.node, ast.Compare)
-    is_equality = isinstance(op.node.ops[0], (ast.Eq, ast.NotEq))
-    if is_equality and any(x.has(v.NAN) for x in op.args):
-        always = "False" if isinstance(op.node.ops[0], ast.Eq) else "True"
+    if not isinstance(op.node, ast.Compare):  # a method of somebody's that is called `compare`
+        return
+    comparison = op.node.ops[0]
+    if isinstance(comparison, (ast.Eq, ast.NotEq)) and any(x.has(v.NAN) for x in op.args):
+        always = "False" if isinstance(comparison, ast.Eq) else "True"
         message = f"NaN is equal to nothing, not even to itself: this is always {always}"
         ctx.hits.append(Hit("SF212", op.node, message, is_default=True))
 
