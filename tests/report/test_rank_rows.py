@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stayfinite.report.rank_rows import rank_rows, story_of_ranks
+from stayfinite.report.rank_rows import RankRow, rank_rows, story_of_ranks
 
 
 def rows(folder, *times, timed=50):
@@ -34,6 +34,11 @@ def test_the_rank_that_the_others_wait_for(tmp_path, times, late):
     found = rows(tmp_path, *times)
     assert [r.rank for r in found if r.is_late] == late
     assert any("the other ranks wait for" in text for text in story_of_ranks(found)) == bool(late)
+
+
+def test_where_all_began_is_said_once():
+    rows = [RankRow(r, began=2) for r in range(8)]
+    assert story_of_ranks(rows) == ["2 of 2 incidents began at each rank"]
 
 
 def test_a_few_steps_say_nothing_about_it(tmp_path):

@@ -112,11 +112,13 @@ def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
     """
     found = []
     total = max((r.began + r.followed for r in rows), default=0)
-    for row in sorted(rows, key=lambda r: -r.began)[:3]:
-        if row.began:
-            found.append(
-                f"{row.began} of {total} incident{'s' * (total != 1)} began at rank {row.rank}"
-            )
+    of_all = f"of {total} incident{'s' * (total != 1)} began"
+    counts = {r.began for r in rows}
+    if len(rows) > 1 and len(counts) == 1 and any(counts):
+        found.append(f"{rows[0].began} {of_all} at each rank")
+    else:
+        first = sorted(rows, key=lambda r: -r.began)[:3]
+        found += [f"{r.began} {of_all} at rank {r.rank}" for r in first if r.began]
     late = [str(r.rank) for r in rows if r.is_late]
     if late:
         found.append(f"the other ranks wait for rank{'s' * (len(late) > 1)} {', '.join(late)}")
@@ -132,7 +134,7 @@ def part_lines(parts: Iterable[RankPart]) -> list[tuple[str, str]]:
     lines, others = [], dict[str, list[str]]()
     for part in parts:
         if part.role in _BEGAN:
-            more = f"; samples {_few(part.indices)} of the data set" if part.indices else ""
+            more = f"; samples {_few(part.indices, 8)} of the data set" if part.indices else ""
             place = f", {part.place}" if part.place else ""
             lines.append((f"rank {part.rank}{place}", _WORDS[part.role] + more))
         else:
