@@ -227,6 +227,25 @@ def test_gradients_averaged_by_hand(crew):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "policy", "kind", "lost"),
+    [
+        ("moment", "skip", "rolled_back", [3, 4, 5]),  # since the snapshot
+        ("data", "sanitize", "skipped", [4]),
+    ],
+)
+def test_a_step_whose_gradients_are_averaged_by_hand_is_not_made_again(
+    crew, fault, policy, kind, lost
+):
+    """The loop's statements without the exchange would part the ranks."""
+    more = {"settings": UNEXPLAINED}
+    run = crew("guarded", kind="by_hand", fault=fault, policy=policy, **more)
+    (incident,) = run.incidents
+    assert incident.action.kind == kind
+    assert run.state == crew("plain", kind="by_hand", without=lost).state
+
+
+@pytest.mark.slow
 def test_a_loop_that_agrees_by_itself_is_left_alone(crew):
     """It skips on every rank before the backward: nothing bad was ever about to be learned."""
     run = crew("guarded", kind="ddp", fault="loss", own_check=True)

@@ -48,6 +48,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     investigation.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
     verdict = _investigate_safely(investigation)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
+    verdict.can_repeat = vehicle.can_repeat(window)
     # If an earlier step corrupted the state, the next failure that looks the same may have another cause.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
     if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
@@ -108,7 +109,7 @@ def _run_again(
     Returns a Verdict if the window is bad even on a good state. It is skipped then, and the caller continues
     with the windows after it.
     """
-    if not vehicle.can_run(window):
+    if not vehicle.can_repeat(window):
         return False
     if not len(engine.state.schedulers):
         engine.state.set_lrs(window.lrs)

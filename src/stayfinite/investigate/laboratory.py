@@ -289,7 +289,8 @@ class Laboratory:
         can be computed again, else similar steps."""
         investigation = self.investigation
         is_shared = self.has_others or investigation.engine.ranks.is_apart
-        if self.window.manual_update or not self.state.snapshot.is_taken or is_shared:
+        is_exact = not is_shared and investigation.vehicle.can_repeat(self.window)
+        if self.window.manual_update or not self.state.snapshot.is_taken or not is_exact:
             return investigation.vehicle, []  # the other steps involve other ranks
         log = [w for w in investigation.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]

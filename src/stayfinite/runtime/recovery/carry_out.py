@@ -93,7 +93,7 @@ class Recovery:
             decision = Decision("skip")  # the script applies its own update in any case
         if decision.kind == "sanitize":
             assert window is not None
-            cut = self._sanitizer.cut(window, incident, self.ledger)
+            cut = self._sanitizer.cut(window, incident, self.ledger, verdict.can_repeat)
             if cut is None:
                 decision = self.policy.decide(self.tally, leave_out=("sanitize",))
             else:
