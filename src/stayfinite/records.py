@@ -183,7 +183,7 @@ class Location:
     culprit: Culprit | None = None
     """For a setting, a schedule, a load, a pipeline, an initialization: the line that set it."""
     first_bad: str = ""
-    """The index of the first bad value, in words if the shape is clear: "sample 3, feature 8"."""
+    """The index of the first bad value, in words if the shape is clear: "sample 3, feature 8", or "sample 701 of the data set, feature 8"."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,7 @@ def test_one_faulty_rank(crew, kind, form, fault):
     told = ["stayfinite:" in e for e in run.errors]
     assert told == [True, False], "one rank tells, the others are silent"
     assert "on rank 1" in run.errors[0]
+    assert "not applied on any rank" in incident.action.detail or fault == "moment"
 
 
 SELDOM = [1, 1, 0, 1, 0, 0, 0, 1]
@@ -223,6 +224,25 @@ def test_gradients_averaged_by_hand(crew):
     (incident,) = run.incidents
     assert (incident.event.step, incident.event.rank) == (training.AT, 1)
     assert run.state == crew("plain", kind="by_hand", without=[training.AT]).state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "policy", "kind", "lost"),
+    [
+        ("moment", "skip", "rolled_back", [3, 4, 5]),  # since the snapshot
+        ("data", "sanitize", "skipped", [4]),
+    ],
+)
+def test_a_step_whose_gradients_are_averaged_by_hand_is_not_made_again(
+    crew, fault, policy, kind, lost
+):
+    """The loop's statements without the exchange would part the ranks."""
+    more = {"settings": UNEXPLAINED}
+    run = crew("guarded", kind="by_hand", fault=fault, policy=policy, **more)
+    (incident,) = run.incidents
+    assert incident.action.kind == kind
+    assert run.state == crew("plain", kind="by_hand", without=lost).state
 
 
 @pytest.mark.slow

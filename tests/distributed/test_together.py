@@ -1,5 +1,7 @@
 """Models that are spread over the ranks: the same cause, line, experiments and proved diff as on one rank."""
 
+import math
+
 import pytest
 from tests.distributed import training
 from tests.distributed.test_agreement import check_fault, check_proved
@@ -28,6 +30,18 @@ def test_meshes_and_mixed_precision(crew, kind, world, form):
     assert incident.event.rank == 0
     check_proved(incident, TOGETHER)
     assert run.state == crew("plain", world=world, kind=kind, without=[training.AT]).state
+
+
+@pytest.mark.parametrize(
+    ("fault", "op", "cause"),
+    [("gradient", "SqrtBackward0", "singular_gradient"), ("data", None, "bad_input_data")],
+)
+def test_a_group_of_a_single_rank_is_seen_through(crew, fault, op, cause):
+    """FSDP2 moves its values through memory of its own there, too."""
+    run = crew("guarded", world=1, kind="fsdp", form="step", fault=fault, faulty=0)
+    (incident,) = run.incidents
+    assert (incident.location.op, incident.diagnosis.cause) == (op, cause)
+    assert run.state == crew("plain", world=1, kind="fsdp", without=[training.AT]).state
 
 
 def test_a_step_of_the_older_fsdp_is_left_out_by_all_and_never_computed_again(crew):
@@ -63,6 +77,34 @@ def test_a_layer_that_only_replays_have_used_stays_unused(crew):
     (incident,) = run.incidents
     assert incident.location.op == "aten.log"
     assert run.state == crew("unused", module="troubles", without=[training.AT]).state
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_the_report_names_the_rank_that_the_others_wait_for(crew, kind):
+    assert crew("slow_data", module="troubles", kind=kind).ranks[0]["late"] == [1]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("policy", ["auto", "heal"])
+def test_a_training_that_has_run_away_is_stopped_or_healed_on_all_ranks(crew, kind, policy):
+    run = crew("runs_away", module="troubles", kind=kind, policy=policy)
+    incident = run.incidents[0]
+    assert incident.diagnosis.cause == "lr_divergence"
+    rate = next(f for f in incident.diagnosis.fixes if f.experiment == "smaller_lr")
+    assert rate.status == "proved"
+    assert incident.action.kind == {"auto": "stopped", "heal": "rolled_back"}[policy]
+    assert all(math.isfinite(r["loss"]) == (policy == "heal") for r in run.ranks)
+    assert all(bool(r["stopped"]) == (policy == "auto") for r in run.ranks)
+    assert [r["is_saved"] for r in run.ranks] == [policy == "auto" and kind == "ddp"] * 2
+    assert run.state
+
+
+def test_a_policy_that_only_skips_has_the_learning_rate_searched_once(crew):
+    """It takes dozens of steps of all ranks, and the next failure would tell the same."""
+    run = crew("runs_away", module="troubles", kind="ddp", policy="skip", epochs=2, lr=1e4)
+    tried = ["smaller_lr" in (e.name for e in i.diagnosis.experiments) for i in run.incidents]
+    assert len(tried) > 2 and tried == [True] + [False] * (len(tried) - 1)
+    assert run.state
 
 
 def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):

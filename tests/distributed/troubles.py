@@ -1,13 +1,15 @@
 """A rank that leaves the others alone in the middle of an investigation, in several ways."""
 
 import contextlib
+import pathlib
 import time
 
 import torch
 import torch.distributed
 from tests.distributed import training
 
-from stayfinite import Guard
+from stayfinite import BudgetExceededError, Guard
+from stayfinite.report.model import load_run
 from stayfinite.runtime.ranks.side_groups import SideGroup, SideGroupError
 
 
@@ -177,3 +179,52 @@ def broken_backward(rank: int, job: dict) -> dict:
     guard.close()
     told = [i.to_json() for i in guard.incidents]
     return {"incidents": told, "state": training.state_of(model, optimizer)}
+
+
+def slow_data(rank: int, job: dict) -> dict:
+    """Rank 1 waits for its batches; the others find out in their backward."""
+    torch.manual_seed(0)
+    model = training.make(job["kind"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=training.RATE)
+    home = pathlib.Path(job["folder"]) / "run"
+    guard = Guard(model, optimizer, run_dir=home)
+
+    def data():
+        for _ in range(3):
+            for batch in training.batches(rank, None):
+                time.sleep(0.05 * (rank == 1))
+                yield batch
+
+    for batch in guard(data()):
+        optimizer.zero_grad()
+        training.loss_of(model, batch).backward()
+        optimizer.step()
+    guard.close()
+    torch.distributed.barrier()
+    return {"late": [r.rank for r in load_run(home).ranks if r.is_late]}
+
+
+def runs_away(rank: int, job: dict) -> dict:
+    """A learning rate far too large, on all ranks."""
+    model = training.make(job["kind"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.get("lr", 5.0), momentum=0.9)
+    home = pathlib.Path(job["folder"]) / "run"
+    guard = Guard(model, optimizer, policy=job["policy"], run_dir=home, settings={"max_batches": 8})
+    stopped = ""
+    try:
+        for _ in range(job.get("epochs", 8)):
+            for batch in guard(training.batches(rank)):
+                optimizer.zero_grad()
+                loss = training.loss_of(model, batch)
+                loss.backward()
+                optimizer.step()
+    except BudgetExceededError as error:
+        stopped = str(error)
+    guard.close()
+    return {
+        "incidents": [i.to_json() for i in guard.incidents],
+        "stopped": stopped,
+        "is_saved": (home / "last_healthy.pt").exists(),
+        "loss": loss.item(),
+        "state": training.state_of(model, optimizer),
+    }

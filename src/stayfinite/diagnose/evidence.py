@@ -278,9 +278,7 @@ class Evidence:
 
     @property
     def made_inf(self) -> bool:
-        return any(
-            o.stats is not None and o.stats.num_posinf + o.stats.num_neginf for o in self._outputs
-        )
+        return any(o.stats and o.stats.num_posinf + o.stats.num_neginf for o in self._outputs)
 
     @property
     def _outputs(self) -> tuple[Operand, ...]:
@@ -353,7 +351,10 @@ class Evidence:
     @property
     def is_overflow(self) -> bool:
         """Whether finite arguments gave a result that is too large; a sum of both signs may give NaN with it."""
-        return self.birth is not None and self.made_inf and self.has_finite_inputs
+        is_inf = self.birth is not None and self.made_inf and self.has_finite_inputs
+        name = (self.birth.kernel or self.birth.op or "") if self.birth is not None else ""
+        # Another library's operator may have a pole; even exp is finite for ordinary numbers.
+        return is_inf and (name.rpartition(".")[0] in ("", "aten") or self.largest_input > 80)
 
     @property
     def losses(self) -> tuple[float, ...]:

@@ -113,7 +113,8 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
             "the step was not applied; another optimizer's step on the same batch had been applied "
             "before and stays"
         )
-    text = "the step was not applied: parameters, optimizer state, "
+    where = " on any rank" if engine.ranks.is_together else ""
+    text = f"the step was not applied{where}: parameters, optimizer state, "
     if window.error is not None:
         text = f"the script's own error ended the training; {text}"
     if window.is_loaderless:

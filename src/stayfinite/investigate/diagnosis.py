@@ -13,6 +13,7 @@ from ..locate.trace import OpTrace
 from ..patches.loaders import samples
 from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
+from ..runtime.samples import whole_numbers
 from ..runtime.warn.untrained import untrained_leaves
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
@@ -62,8 +63,8 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
-    ranks = investigation.engine.ranks
-    if investigation.engine.policy.is_adaptive and not ranks.has_others and not ranks.is_apart:
+    is_possible = not lab.has_others and not investigation.engine.ranks.is_apart
+    if investigation.engine.policy.is_adaptive and is_possible:
         evidence = yield from try_settings(investigation, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(investigation, rows))
@@ -80,7 +81,10 @@ def diagnose(
     location = replace(location, culprit=_culprit(investigation, evidence, diagnosis.cause))
     sizes = {num_rows(ref.value) for ref in investigation.window.batches}
     size = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
-    location = replace(location, first_bad=first_bad(location, size))
+    at = incident.event.step
+    own = [ref for ref in investigation.window.batches if ref.step == at]
+    known = [i for ref in own for i in whole_numbers(ref.indices)]
+    location = replace(location, first_bad=first_bad(location, size, known))
     return replace(incident, diagnosis=diagnosis, location=location)
 
 

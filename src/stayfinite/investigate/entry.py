@@ -48,6 +48,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     investigation.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
     verdict = _investigate_safely(investigation)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
+    verdict.can_repeat = vehicle.can_repeat(window)
     # If an earlier step corrupted the state, the next failure that looks the same may have another cause.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
     if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
@@ -88,7 +89,7 @@ def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncide
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(
         replace(event, value=failure.value),
-        location=old.location,
+        location=replace(old.location, first_bad=""),  # of another batch
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=(), worker=None),
         action=replace(
             old.action,
@@ -118,7 +119,7 @@ def _run_again(
     Returns a Verdict if the window is bad even on a good state. It is skipped then, and the caller continues
     with the windows after it.
     """
-    if not vehicle.can_run(window):
+    if not vehicle.can_repeat(window):
         return False
     if not len(engine.state.schedulers):
         engine.state.set_lrs(window.lrs)

@@ -20,7 +20,7 @@ from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.held import HeldData
 from .describe import REBUILT, WENT_BACK, action_kind_of, event_of, not_applied, on_rank, phase_of
 from .evidence.own_counts import OwnCounts
-from .replays.rank_trace import SUM_NOTE, RankTrace
+from .replays.rank_trace import SUM_NOTE, RankTrace, trace_for
 from .replays.tracing import module_names
 from .replays.vehicles import Vehicle
 
@@ -101,8 +101,7 @@ class Investigation:
         known = {id(s.tensor) for s in sources}
         given = [s for s in self.vehicle.data() if id(s[1]) not in known]
         sources += [SourceRef("batch", name, t) for name, t in given]
-        kind = RankTrace if ranks.has_others else OpTrace
-        self.trace = kind(sources, module_names(self.state.roots))
+        self.trace = trace_for(ranks)(sources, module_names(self.state.roots))
         self.trace.elsewhere = HeldData(self.vehicle.scenes()).find
         if isinstance(self.trace, RankTrace):
             self.trace.is_quiet = ranks.has_diverged

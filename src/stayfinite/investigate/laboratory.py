@@ -16,7 +16,7 @@ from ..diagnose.evidence import Evidence, Quotient, Searched
 from ..diagnose.experiments import question_of, runner_of
 from ..diagnose.searched import describe_search
 from ..locate.slice import Origin
-from ..locate.trace import OpTrace, SourceRef
+from ..locate.trace import SourceRef
 from ..records import Experiment, Link
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
@@ -25,7 +25,7 @@ from ..runtime.saved_state import StateCopy
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from .budget import Budget
 from .investigation import Investigation
-from .replays.rank_trace import RankTrace
+from .replays.rank_trace import trace_for
 from .replays.tracing import module_names
 from .replays.vehicles import Vehicle
 
@@ -234,7 +234,7 @@ class Laboratory:
         sources = [
             SourceRef("batch", n, t) for b in window.batches for n, t in named_tensors(b.value)
         ]
-        kind = RankTrace if self.investigation.engine.ranks.has_others else OpTrace
+        kind = trace_for(self.investigation.engine.ranks)
         trace = kind([*sources, *self.state.sources()], module_names(self.state.roots))
         self._num_replays += 1
         self.start_of(window)
@@ -289,7 +289,8 @@ class Laboratory:
         can be computed again, else similar steps."""
         investigation = self.investigation
         is_shared = self.has_others or investigation.engine.ranks.is_apart
-        if self.window.manual_update or not self.state.snapshot.is_taken or is_shared:
+        is_exact = not is_shared and investigation.vehicle.can_repeat(self.window)
+        if self.window.manual_update or not self.state.snapshot.is_taken or not is_exact:
             return investigation.vehicle, []  # the other steps involve other ranks
         log = [w for w in investigation.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..locate.frames import Place, backward_place, current_place
+from ..locate.notes import COLLECTIVES
 from ..numerics.health import badness
 from ..records import Link
 from ..runtime.ranks.shards import local
@@ -56,7 +57,7 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func._schema.name.startswith("aten::"):
+        if func.namespace not in COLLECTIVES:
             with torch.no_grad():
                 self.look(func, args, kwargs, out)
         return out

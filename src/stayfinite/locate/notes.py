@@ -11,7 +11,7 @@ from ..numerics.health import Badness
 from ..records import Operand
 from .frames import Place
 
-__all__ = ["DISCARDS", "BadInput", "Note", "SourceRef", "descendants"]
+__all__ = ["COLLECTIVES", "DISCARDS", "BadInput", "Note", "SourceRef", "descendants"]
 
 DISCARDS = {
     "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index", "aten.masked_select",
@@ -19,6 +19,11 @@ DISCARDS = {
     "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
 }  # fmt: skip
 """Operators that are meant to keep a bad value out of their result."""
+
+COLLECTIVES = frozenset(
+    ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
+)
+"""Namespaces of operators that exchange values with other processes; a result may not be there yet when they return."""
 
 
 @dataclass(frozen=True)

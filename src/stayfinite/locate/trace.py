@@ -22,7 +22,7 @@ from .facts import Given, bad_mask, birth_facts, describe_operands
 from .frames import backward_place, current_place
 from .gradients import Call, GradientFlow
 from .modules import ModuleStack
-from .notes import DISCARDS, BadInput, Note, SourceRef, descendants
+from .notes import COLLECTIVES, DISCARDS, BadInput, Note, SourceRef, descendants
 from .storage import Writers, address
 
 __all__ = ["BadInput", "Note", "OpTrace", "SourceRef"]
@@ -144,7 +144,7 @@ class OpTrace(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.is_paused or not func._schema.name.startswith("aten::"):
+        if self.is_paused or func.namespace in COLLECTIVES:
             return func(*args, **kwargs)
         schema = _schema(func)
         if schema.is_view:
@@ -182,10 +182,17 @@ class OpTrace(TorchDispatchMode):
             is_written = name in schema.written
             if is_written and (name == "out" or short in _OVERWRITES):
                 continue
+            is_filled = is_written and not schema.name.startswith("aten.")
             for t in _tensors(value):
+                if is_filled and self._is_unwritten(t):
+                    continue  # an operator of a library fills the memory that it is given
                 values = t.detach().clone() if is_written and _is_float(t) else t.detach()
                 given.append(Given(name, values, t))
         return given
+
+    def _is_unwritten(self, tensor: Tensor) -> bool:
+        writers = self.writers.find(tensor)
+        return bool(writers) and all(self.notes[i].is_uninitialized for i in writers)
 
     def _inspect(
         self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any

@@ -30,6 +30,8 @@ def proof_words(proof: Proof, step: int) -> str:
     'step 18 is finite; 3 healthy steps before it give the same loss (largest change 1e-07); 6 steps after it stay finite'
     >>> proof_words(Proof(note="the step is still not finite"), 18)
     'the step is still not finite'
+    >>> proof_words(Proof(is_step_finite=True, num_after=16, note="from the snapshot on; run by rank 1 alone"), 18)
+    '16 steps from the snapshot on stay finite; run by rank 1 alone'
     >>> first = Proof(is_step_finite=True, num_healthy=3, largest_change=0.0, num_after=9, note=ON_OTHER_BATCHES)
     >>> proof_words(first, 0)
     'step 0 is finite; 3 other batches of the data set give the same loss (exactly); 9 of them stay finite'
@@ -37,7 +39,8 @@ def proof_words(proof: Proof, step: int) -> str:
     if not proof.is_step_finite:
         return proof.note
     if not proof.num_healthy and proof.note.startswith("from "):
-        return f"{proof.num_after} steps {proof.note} stay finite"
+        since, *rest = proof.note.split("; ")
+        return "; ".join((f"{proof.num_after} steps {since} stay finite", *rest))
     if proof.note.startswith("what raised "):
         return f"step {step}: {proof.note}"
     parts = [f"step {step} is finite"]

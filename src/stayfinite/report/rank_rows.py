@@ -1,4 +1,4 @@
-"""The ranks of a run side by side: where failures began, and which ranks waited."""
+"""The ranks of a run side by side: where failures began, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _MAX_BYTES = 1 << 16
 _MAX_RANKS = 4096
 _LONGEST = 1e12
 _LATE = 0.1
-"""A rank that waits less than the others by this share of the time delays them."""
+"""A rank that takes longer than the others by this share of a step, until it exchanges its gradients, delays them."""
+_FEW = 8
+"""The number of timed steps from which on they are compared."""
+_TIMES = ("seconds", "between", "forward")
 _BEGAN = ("began", "sent")
 _WORDS = {
     "began": "it began here",
@@ -34,8 +37,11 @@ class RankRow:
     rank: int
     host: str = ""
     steps: int = 0
+    timed: int = 0
     seconds: float = 0.0
-    waited: float = 0.0
+    """All timed steps; of these, `between` until the batch was there, and `forward` from there to the backward."""
+    between: float = 0.0
+    forward: float = 0.0
     began: int = 0
     """Incidents that began on this rank."""
     followed: int = 0
@@ -44,8 +50,12 @@ class RankRow:
     """Whether the other ranks wait for this one."""
 
     @property
-    def waited_share(self) -> float | None:
-        return self.waited / self.seconds if self.seconds > 0 else None
+    def times_ms(self) -> tuple[float, float, float] | None:
+        """An average step: until the batch, the forward, and the rest, in which the ranks wait for each other."""
+        if not self.timed:
+            return None
+        rest = self.seconds - self.between - self.forward
+        return tuple(1e3 * t / self.timed for t in (self.between, self.forward, rest))  # type: ignore[return-value]
 
 
 def rank_rows(folder: Path, incidents: Sequence[Incident]) -> list[RankRow]:
@@ -60,32 +70,38 @@ def rank_rows(folder: Path, incidents: Sequence[Incident]) -> list[RankRow]:
         row.began += part.role in _BEGAN
         row.followed += part.role not in _BEGAN
     found = [rows[r] for r in sorted(rows)]
-    shares = [s for row in found if (s := row.waited_share) is not None]
-    for row in found:
-        own = row.waited_share
-        row.is_late = len(shares) > 1 and own is not None and own < _usual(shares, own) - _LATE
+    _note_late(found)
     return found if len(found) > 1 else []
 
 
-def _usual(shares: list[float], own: float) -> float:
-    """The median of the other ranks."""
-    others = list(shares)
-    others.remove(own)
-    return median(others)
+def _note_late(rows: list[RankRow]) -> None:
+    """Find ranks that take longer than the others, until the batch is there or until the backward.
+
+    The second is the same on all ranks if the forward itself waits for others (FSDP). A stage of a pipeline may have no loss,
+    and so no forward that could be compared.
+    """
+    timed = [r for r in rows if r.timed >= _FEW]
+    if len(timed) < 2:
+        return
+    kinds = [[r.between / r.seconds for r in timed]]
+    if all(r.forward for r in timed):
+        kinds.append([(r.between + r.forward) / r.seconds for r in timed])
+    for shares in kinds:
+        for i, row in enumerate(timed):
+            usual = median(shares[:i] + shares[i + 1 :])
+            row.is_late = row.is_late or shares[i] > usual + _LATE
 
 
 def _row(data: Any) -> RankRow | None:
     if not isinstance(data, dict) or data.get("kind") != "stayfinite.rank":
         return None
-    rank, steps, seconds, waited = (data.get(k) for k in ("rank", "steps", "seconds", "waited"))
-    if not isinstance(rank, int) or not isinstance(steps, int) or rank < 0:
-        return None
-    if not isinstance(seconds, (int, float)) or not isinstance(waited, (int, float)):
-        return None
-    if not (0 <= seconds < _LONGEST and 0 <= waited < _LONGEST):
+    counts = [n for k in ("rank", "steps", "timed") if isinstance(n := data.get(k), int)]
+    times = [float(t) for k in _TIMES if isinstance(t := data.get(k), (int, float))]
+    if (len(counts), len(times)) != (3, 3) or not all(0 <= n < _LONGEST for n in counts + times):
         return None
     host = printable(str(data.get("host", "")))[:64]
-    return RankRow(rank, host, steps, float(seconds), float(waited))
+    (rank, steps, timed), (seconds, between, forward) = counts, times
+    return RankRow(rank, host, steps, timed if seconds else 0, seconds, between, forward)
 
 
 def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
@@ -96,11 +112,13 @@ def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
     """
     found = []
     total = max((r.began + r.followed for r in rows), default=0)
-    for row in sorted(rows, key=lambda r: -r.began)[:3]:
-        if row.began:
-            found.append(
-                f"{row.began} of {total} incident{'s' * (total != 1)} began at rank {row.rank}"
-            )
+    of_all = f"of {total} incident{'s' * (total != 1)} began"
+    counts = {r.began for r in rows}
+    if len(rows) > 1 and len(counts) == 1 and any(counts):
+        found.append(f"{rows[0].began} {of_all} at each rank")
+    else:
+        first = sorted(rows, key=lambda r: -r.began)[:3]
+        found += [f"{r.began} {of_all} at rank {r.rank}" for r in first if r.began]
     late = [str(r.rank) for r in rows if r.is_late]
     if late:
         found.append(f"the other ranks wait for rank{'s' * (len(late) > 1)} {', '.join(late)}")
@@ -116,7 +134,7 @@ def part_lines(parts: Iterable[RankPart]) -> list[tuple[str, str]]:
     lines, others = [], dict[str, list[str]]()
     for part in parts:
         if part.role in _BEGAN:
-            more = f"; samples {_few(part.indices)} of the data set" if part.indices else ""
+            more = f"; samples {_few(part.indices, 8)} of the data set" if part.indices else ""
             place = f", {part.place}" if part.place else ""
             lines.append((f"rank {part.rank}{place}", _WORDS[part.role] + more))
         else:

@@ -80,6 +80,7 @@ class Deferral:
         if self._shared.is_shared(optimizer):
             pair = host.ranks.reduce_flag(self._flag.flag.value, host.deep_checks.vote().kind)
             self._flag.share(pair[0], pair[1] != NOT_DUE)
+            host.ranks.summary.end_step()
 
     def is_armed(self, optimizer: Optimizer) -> bool:
         return self._armed == id(optimizer)

@@ -52,11 +52,13 @@ class Sanitizer:
         """Whether the bad samples of this step were removed already."""
         return (epoch, step) in self._done
 
-    def cut(self, window: Window, incident: Incident, ledger: Ledger) -> Window | None:
+    def cut(
+        self, window: Window, incident: Incident, ledger: Ledger, can_repeat: bool
+    ) -> Window | None:
         """The same window with its non-finite samples dropped or their bad values replaced."""
         refs: list[BatchRef] = []
         bad: list[tuple[BatchRef, list[int]]] = []
-        found, can = False, True
+        found, can = False, can_repeat
         for ref in window.batches:
             total = num_rows(ref.value)
             rows = bad_rows(ref.value, total)

@@ -304,6 +304,8 @@ class Verdict:
         self.redo = redo or []
         """Windows that ran on corrupted state and have to be run again."""
         self.run_again: Callable[[Window, bool], Verdict | bool] | None = None
+        self.can_repeat = True
+        """Whether the step can be made again as the loop makes it."""
         """Runs and applies such a window, which may be the current one; False if that is not possible, a
         Verdict if the window itself is bad."""
         self.outlook: Outlook | None = None

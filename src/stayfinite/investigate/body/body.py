@@ -202,6 +202,15 @@ class Body:
         return any(not self._is_part_of_training(root) for root in roots)
 
     @functools.cached_property
+    def is_exchanging(self) -> bool:
+        """Whether a statement after the backward communicates with other processes, so that it is not run again."""
+        environment = home_environment(self.scene)
+        following = build_units(self.home.following, environment, self.functions.judge)
+        units = [*flat(self.units), *flat(following)]
+        first = next((i for i, u in enumerate(units) if u.access.is_backward), len(units))
+        return any("torch.distributed" in (u.access.outside or "") for u in units[first:])
+
+    @functools.cached_property
     def is_of_one_iteration(self) -> bool:
         """Whether it computes with something that was different in another iteration: what was drawn elsewhere, a loop
         variable, state between iterations.

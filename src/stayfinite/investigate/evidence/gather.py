@@ -24,7 +24,7 @@ from ..investigation import Investigation
 from .data_facts import inspect_data
 from .unscaled_steps import step_without_scaler
 
-__all__ = ["gather", "owner_of", "source_files"]
+__all__ = ["gather", "owner_of", "source_files", "weights_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL_BATCHES = 8
@@ -46,7 +46,7 @@ def gather(
         event=incident.event,
         location=incident.location,
         history=incident.history,
-        weights=_weights(investigation),
+        weights=weights_of(investigation),
         batch=tuple(_batch_parts(investigation)),
         outlier=_outlier(investigation),
         resume=_resume(investigation),
@@ -75,7 +75,8 @@ def _is_discarded(investigation: Investigation, origin: Origin | None) -> bool:
     return any(n.absorbed_by & DISCARDS for n in later)
 
 
-def _weights(investigation: Investigation) -> Weights:
+def weights_of(investigation: Investigation) -> Weights:
+    """How large the parameters are, and were at the start."""
     state = investigation.state
     largest, first, growth = 0.0, 0.0, 1.0
     for key, p in state.parameters():

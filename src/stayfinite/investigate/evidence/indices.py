@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...records import Link, Location
 
 __all__ = ["first_bad"]
@@ -10,10 +12,10 @@ _PICTURES = ("Conv2d", "BatchNorm2d", "MaxPool2d", "AvgPool2d", "ConvTranspose2d
 _SCORES = ("_softmax", "_log_softmax", "masked_fill", "bmm", "matmul", "div", "mul", "add")
 
 
-def first_bad(location: Location, rows: int | None) -> str:
+def first_bad(location: Location, rows: int | None, known: Sequence[int]) -> str:
     """ "sample 3, head 1, query 0, key 0"; the plain index if the meaning is unknown; "" if there is none.
 
-    `rows`: the number of samples in a batch, if known.
+    `rows`: the number of samples in a batch, if known; `known`: their positions in the data set, if known.
     """
     link = next((c for c in location.chain if c.role in ("birth", "source")), None)
     if link is None or not link.outputs or link.direction == "backward":
@@ -24,7 +26,11 @@ def first_bad(location: Location, rows: int | None) -> str:
     names = _names(link, stats.shape, rows)
     if names is None:
         return f"index [{', '.join(map(str, stats.first_bad))}]"
-    return ", ".join(f"{n} {i}" for n, i in zip(names, stats.first_bad))
+    where, *rest = (f"{n} {i}" for n, i in zip(names, stats.first_bad))
+    row = stats.first_bad[0]
+    if len(known) == rows:
+        where = f"sample {known[row]} of the data set"
+    return ", ".join((where, *rest))
 
 
 def _names(link: Link, shape: tuple[int, ...], rows: int | None) -> list[str] | None:

@@ -16,6 +16,7 @@ from ...records import Incident, RankPart
 from ...runtime.ranks.side_groups import SideGroupError
 from ...runtime.samples import whole_numbers
 from ...runtime.window import Replay, ReplayResult, Verdict, Window
+from ..evidence.gather import weights_of
 from ..investigation import Investigation
 from ..replays.rank_trace import RankTrace, is_received
 from ..replays.replay import drive
@@ -33,6 +34,8 @@ came from elsewhere, nothing.
 """
 _ROLES = {_ORIGIN: "began", _SENDER: "sent", _SYMPTOM: "received", _NOTHING: "fine"}
 _MOST_INDICES = 64
+_FAR = 10.0
+"""The growth of the weights from which on they may be the cause."""
 
 
 def together(
@@ -50,9 +53,9 @@ def together(
             verdict: Verdict = stop.value
     incident = verdict.incident
     # All ranks know whether there is one, but only the leader knows its contents.
-    told = incident.to_json() if incident else None
+    told = (incident.to_json() if incident else None), verdict.outlook
     # The leader may have experimented alone until now.
-    text = ranks.broadcast_from(
+    text, verdict.outlook = ranks.broadcast_from(
         investigation.leader, told, 3 * investigation.engine.settings.diagnose_seconds
     )
     verdict.incident = Incident.from_json(text) if text is not None else None
@@ -101,10 +104,10 @@ def by_itself(
     incident: Incident,
 ) -> Incident:
     """The diagnosis by the rank where it began, which experiments if it can compute alone; the others wait for the
-    result.
+    result. If the state has run away, only training steps can tell what helps, and those are made by all ranks.
     """
     ranks = investigation.engine.ranks
-    if not ranks.can_be_apart:
+    if not ranks.can_be_apart or any(ranks.gather(_has_run_away(investigation))):
         return _together(investigation, diagnose, incident)
     if investigation.leader == ranks.rank:
         try:
@@ -115,6 +118,15 @@ def by_itself(
             _warn(e)
             return _by_rules(diagnose(), incident)
     return incident
+
+
+def _has_run_away(investigation: Investigation) -> bool:
+    """Whether the weights may be the cause. What helps then is looked for once, unless the policy acts on it."""
+    engine = investigation.engine
+    tried = (e.name for i in engine.incidents for e in i.diagnosis.experiments)
+    if "smaller_lr" in tried and not engine.policy.is_adaptive:
+        return False
+    return weights_of(investigation).total_growth > _FAR
 
 
 def _together(

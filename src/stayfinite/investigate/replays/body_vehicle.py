@@ -56,7 +56,14 @@ class BodyVehicle(Vehicle):
 
     def can_repeat(self, window: Window) -> bool:
         is_gone = window.is_loaderless and window is not self._own and self.body.is_of_one_iteration
-        return not is_gone and super().can_repeat(window)
+        return not (is_gone or self._leaves_out_exchange) and super().can_repeat(window)
+
+    @functools.cached_property
+    def _leaves_out_exchange(self) -> bool:
+        """Whether the loop itself averages the gradients of the ranks, which the statements alone do not do."""
+        ranks = self.engine.ranks
+        is_by_hand = ranks.has_others and ranks.can_be_apart and not ranks.wrappers
+        return is_by_hand and self.body.is_exchanging
 
     def _can_bind(self, refs: list[BatchRef]) -> bool:
         bodies = [self.body] if self._stepping is None else [self.body, self._stepping]

@@ -12,9 +12,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...locate.notes import COLLECTIVES
 from ...locate.slice import Origin, find_origin
 from ...locate.trace import OpTrace
 from ...numerics.health import badness
+from ...runtime.ranks.agreement import Ranks
+from ...runtime.ranks.groups import has_world, world_of_all
 from ...runtime.ranks.shards import local
 
 __all__ = [
@@ -26,9 +29,10 @@ __all__ = [
     "RankTrace",
     "Silence",
     "is_received",
+    "trace_for",
 ]
 
-_TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
+_TALK = COLLECTIVES | {"fsdp"}
 _SENT = {
     "tensors", "input", "inputs", "input_tensor", "input_tensors", "all_gather_inputs", "self",
 }  # fmt: skip
@@ -98,11 +102,20 @@ class RankTrace(OpTrace):
                     return origin
         return None
 
+    def own(self, origin: Origin | None) -> Origin | None:
+        """The origin if there are no others: what was received is what was sent."""
+        return self.first_sent or origin if origin is None or is_received(origin) else origin
+
     def _inputs(self, schema: Any, named: dict[str, Any]) -> Any:
         return super()._inputs(schema, _local(named))
 
     def _inspect(self, schema: Any, named: dict[str, Any], given: Any, out: Any) -> list[Tensor]:
         return super()._inspect(schema, _local(named), given, _local(out))
+
+
+def trace_for(ranks: Ranks) -> type[OpTrace]:
+    """The kind of trace for this training. A process group of a single rank also exchanges values: with itself."""
+    return RankTrace if ranks.has_others or (has_world() and world_of_all() is None) else OpTrace
 
 
 def is_received(origin: Origin) -> bool:

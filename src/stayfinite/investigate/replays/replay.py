@@ -24,6 +24,7 @@ from ...runtime.graph import leaves_of
 from ...runtime.ranks.shards import local
 from ...runtime.undo import scaler_step
 from ...runtime.window import Failure, Replay, ReplayResult
+from .rank_trace import RankTrace
 from .tracing import symptom_origin
 
 __all__ = ["ActiveReplay", "ReplayDecided", "drive"]
@@ -292,7 +293,10 @@ class ActiveReplay:
     def _trace_back(self, symptoms: list[Tensor]) -> None:
         trace = self.wanted.trace
         if trace is not None:
-            self.result.origin = symptom_origin(trace, symptoms)
+            origin = symptom_origin(trace, symptoms)
+            if isinstance(trace, RankTrace) and not self.engine.ranks.has_others:
+                origin = trace.own(origin)
+            self.result.origin = origin
             trace.is_paused = True
 
 

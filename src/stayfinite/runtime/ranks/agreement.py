@@ -9,7 +9,6 @@ collective in the step.
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +134,11 @@ class Ranks:
         is_static = any(getattr(m, "static_graph", False) for m in self.wrappers)
         return self._is_whole and not is_static and all(not is_sharded(p) for p in params)
 
+    @property
+    def can_save_whole(self) -> bool:
+        """Whether this rank writes the state for all: it is the first, and has all of it."""
+        return not self.has_others or (self.is_first and self._is_whole)
+
     def leave(self) -> None:
         """Let this rank decide alone from now on: its loop is over, so it would not answer."""
         self._is_alone = True
@@ -169,6 +173,7 @@ class Ranks:
 
     def mark(self) -> None:
         """Note the start of a window; collectives between here and the step show that the ranks are in step."""
+        self.summary.open()
         if self._group is None and (world := world_of_all()) is not None:
             if self._sequence < 0:
                 self.first_wrappers = wrappers_there_are()
@@ -256,10 +261,7 @@ class Ranks:
 
     def agree_on_flag(self, flag: Tensor, vote: DeepCheckVote, digest: float | None) -> Agreed:
         """The same with a read, and with everything that is compared at a synchronization."""
-        began = time.perf_counter()
-        agreed = Agreed.decode(self.reduce_flag(flag, *Agreed.encode(vote, digest)).tolist())
-        self.summary.note(began, time.perf_counter())
-        return agreed
+        return Agreed.decode(self.reduce_flag(flag, *Agreed.encode(vote, digest)).tolist())
 
     @property
     def can_gather(self) -> bool:

@@ -78,7 +78,9 @@ class SharedCheck:
         flag.fold(checked)
         if rate is not None:
             flag.value.fill_(1.0)
-        if not self._is_bad(flag, window, optimizer):
+        is_bad = self._is_bad(flag, window, optimizer)
+        host.ranks.summary.end_step()
+        if not is_bad:
             return None
         flag.reset()
         own = None
@@ -92,7 +94,6 @@ class SharedCheck:
         host, meetings = self._host, self._schedules[id(optimizer)]
         if meetings.left and not self._is_own(window, optimizer):
             meetings.left -= 1
-            host.ranks.summary.pass_by()
             return flag.read() and self._is_seen_by_all(flag, window, meetings)
         digest = None
         if not meetings.num_disagreements and host.ranks.can_gather:
@@ -141,6 +142,8 @@ class SharedCheck:
         It is NaN for a loss that is not finite, so that the gradients of all ranks show it.
         """
         ranks = self._host.ranks
+        if self._has_agreed_on_snapshots:  # there was a shared step
+            ranks.summary.start_backward()
         is_heard = self.are_spaced and ranks.is_together and not ranks.is_joining()
         if not is_heard or not loss.is_floating_point():
             return None

@@ -82,7 +82,8 @@ class Recovery:
     def conclude(self, verdict: Verdict) -> Incident:
         """Count the incident, apply the policy, publish; raises if the run must end."""
         assert verdict.incident is not None
-        incident, window = verdict.incident, verdict.window
+        window = verdict.window
+        incident = verdict.incident = self._with_facts(verdict.incident, window)
         self.tally.num_consecutive += 1
         self.tally.num_total += 1
         verdict.outlook = verdict.outlook or self._lost
@@ -92,7 +93,7 @@ class Recovery:
             decision = Decision("skip")  # the script applies its own update, or none, in any case
         if decision.kind == "sanitize":
             assert window is not None
-            cut = self._sanitizer.cut(window, incident, self.ledger)
+            cut = self._sanitizer.cut(window, incident, self.ledger, verdict.can_repeat)
             if cut is None:
                 decision = self.policy.decide(self.tally, leave_out=("sanitize",))
             else:
@@ -112,7 +113,7 @@ class Recovery:
             is_out = not is_own or (window is not None and window.is_reverted)
             if is_out and action.kind != "rebuilt":
                 self.left_out.note(window, "skipped", incident)
-        incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
+        incident = self._host.publish(replace(incident, action=action))
         self.incidents_so_far.append(incident)
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was restored to before the step
@@ -169,9 +170,7 @@ class Recovery:
         if diff is not None and diff.experiment is None:
             lines.append(f"  try: {diff.title} (the diff above)")
         elif outlook.change:
-            again = (
-                "; --policy heal goes on with it by itself" if self.policy.name == "auto" else ""
-            )
+            again = "; --policy heal goes on with it by itself" * (self.policy.name == "auto")
             lines.append(f"  try: {outlook.change} ({outlook.proof}){again}")
         else:
             cause = incident.diagnosis.cause
@@ -216,7 +215,7 @@ class Recovery:
             state.clear_grads()
             state.snapshot.restore()
             detail += f"; parameters, optimizer state and buffers are back to before step {tag}"
-            if self.folder is not None:
+            if self.folder is not None and self._host.ranks.can_save_whole:
                 self.last_healthy = save_last_healthy(state, self.folder, tag)
                 detail += f", and saved in {short_path(str(self.last_healthy))}"
         assert verdict.incident is not None
@@ -255,15 +254,15 @@ class Recovery:
         is_dark = outlook is None and not incident.location.is_reproduced
         is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
         is_long = self.policy.is_adaptive and self.tally.num_consecutive > _PATIENCE
-        if is_long and self._host.ranks.any(
-            is_new
-        ):  # they may not have been able to investigate together
+        # They may not have been able to investigate together.
+        if is_long and self._host.ranks.any(is_new):
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
         decision = self.policy.decide(self.tally, tuple(cannot), outlook)
         if decision.kind == "heal" and window is not None and window.error is not None:
             return Decision("stop", decision.reason)  # the script has raised, so it cannot continue
-        if decision.kind == "stop" and outlook is not None and self._is_nearly_through(window):
+        is_over = decision.kind == "stop" and outlook is not None
+        if is_over and self._host.ranks.any(self._is_nearly_through(window)):
             self._lost = outlook
             return Decision("skip")
         return decision

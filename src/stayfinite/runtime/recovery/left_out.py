@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from ...records import Action, Incident
 from ...recover.ledger import Ledger, LedgerEntry
 from ...report.text import headline
 from ..samples import whole_numbers
-from ..window import BatchRef, Window
+from ..window import Window
 
 __all__ = ["LeftOut"]
 
@@ -25,12 +24,13 @@ class LeftOut:
     def note(self, window: Window | None, kind: str, incident: Incident) -> None:
         if window is None:
             return
+        first_bad = {incident.event.step: incident.location.first_bad}
         self.ledger.add(
             *(
                 LedgerEntry(
                     step=ref.step, epoch=ref.epoch, kind=kind, indices=whole_numbers(ref.indices),
                     reason=headline(replace(incident, action=Action(kind="none"))),
-                    incident=incident.id, first_bad=_first_bad(incident, ref),
+                    incident=incident.id, first_bad=first_bad.get(ref.step, ""),
                 )
                 for ref in window.batches
             )
@@ -60,15 +60,3 @@ class LeftOut:
                 )
             )  # fmt: skip
         return True
-
-
-def _first_bad(incident: Incident, ref: BatchRef) -> str:
-    """The first bad value of an investigated batch, by its position in the data set."""
-    text = incident.location.first_bad
-    if incident.same_as is not None or ref.step != incident.event.step:
-        return ""
-    found = re.match(r"sample (\d+)", text)
-    known = whole_numbers(ref.indices)
-    if found is None or int(found[1]) >= len(known):
-        return text
-    return f"sample {known[int(found[1])]} of the data set{text[found.end() :]}"
