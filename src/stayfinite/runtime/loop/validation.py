@@ -77,11 +77,7 @@ def _is_nan(value: Any) -> bool:
 @functools.lru_cache(maxsize=64)
 def _made_in_loop(file: str, line: int) -> tuple[str, ...]:
     """The names that the loop at this line binds, adds to or appends to."""
-    try:
-        tree = parsed("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ()
-    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and _is_head(n, line)]
+    loops = [n for n in _loops_of(file) if _is_head(n, line)]
     found: list[str] = []
     for node in (n for loop in loops for s in loop.body for n in ast.walk(s)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -91,6 +87,16 @@ def _made_in_loop(file: str, line: int) -> tuple[str, ...]:
             if node.func.attr in ("append", "extend") and isinstance(holder, ast.Name):
                 found.append(holder.id)
     return tuple(dict.fromkeys(found))
+
+
+@functools.lru_cache(maxsize=8)
+def _loops_of(file: str) -> list[ast.For]:
+    """Kept for the file's other loops: to parse a long file takes as long as many steps."""
+    try:
+        tree = parsed("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [n for n in ast.walk(tree) if isinstance(n, ast.For)]
 
 
 def _is_head(loop: ast.For, line: int) -> bool:
