@@ -18,6 +18,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .unseen import unseen
 
 __all__ = [
     "MakeWrapper",
@@ -121,11 +122,12 @@ class _Layer:
         self.subscribers = Subscribers()
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
-        self.call = make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+        self.call = unseen(make_wrapper(below if is_lowest else self._call_below, self.subscribers))
         with contextlib.suppress(AttributeError, TypeError):
             # A wrong call is answered with the name of the function that was called.
             self.call.__qualname__ = getattr(below, "__qualname__", self.call.__qualname__)
 
+    @unseen
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
         return self.below(*args, **kwargs)
 
@@ -206,7 +208,7 @@ def _dispatcher(patch: _Patch | None) -> FunctionType:
     def call(*args: Any, **kwargs: Any) -> Any:
         return patch.top(*args, **kwargs)  # type: ignore[union-attr]
 
-    return cast("FunctionType", call)
+    return cast("FunctionType", unseen(call))
 
 
 _DISPATCH = _dispatcher(None).__code__

@@ -17,7 +17,7 @@ from ..report.journal import Journal, Listener, Row, journal_name
 from .outside_modes import unseen
 from .state import TrainState
 
-__all__ = ["LayerSampler", "RunJournal", "Stage"]
+__all__ = ["DeviceRows", "LayerSampler", "RunJournal"]
 
 _Timed = tuple[Row, float]
 _clock = time.perf_counter
@@ -34,7 +34,7 @@ class RunJournal:
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.file = Journal(
-            Path(folder) / journal_name(0), about=about, listeners=listeners, stage=Stage()
+            Path(folder) / journal_name(0), about=about, listeners=listeners, stage=DeviceRows()
         )
         self.step: Callable[[Row], None] = self.file.append
         """Writes one step, as a row of the history."""
@@ -68,7 +68,7 @@ class RunJournal:
         self.file.close(**fields)
 
 
-class Stage:
+class DeviceRows:
     """Reads values from a device, in one asynchronous copy per batch of rows.
 
     Rows wait until their copy has arrived, at the latest until the next flush.

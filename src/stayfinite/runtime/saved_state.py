@@ -100,6 +100,11 @@ class SearchPoint:
         point = cls(optimizer)
         return point if all(is_finite(t) for t in point._there) else None
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of these weights."""
+        return max((float(t.abs().max()) for t in self._there if t.numel()), default=0.0)
+
     @contextlib.contextmanager
     def visited(self) -> Iterator[None]:
         """Give the model these weights in this block."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..locate.modules import unwrapped
+from ..locate.modules import inner_module
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..putting_back import put_back
@@ -62,7 +62,6 @@ class TrainState:
         self.buffers = Buffers(self._roots, lambda: self.companions.training)
         self._flag: FiniteFlag | None = None
         self._names: dict[int, str] | None = None
-        self._params: list[list[Tensor]] | None = None
         self._rates: list[Any] = []
         self._lrs: tuple[float, ...] = ()
 
@@ -73,7 +72,7 @@ class TrainState:
         return {name: module for name, module in alive.items() if module is not None}
 
     def add_root(self, module: nn.Module, name: str | None = None) -> None:
-        inner = unwrapped(module)
+        inner = inner_module(module)
         if any(m is inner for m in self.roots.values()):
             return
         if name is None:
@@ -163,7 +162,7 @@ class TrainState:
         self._forget_caches()
 
     def _forget_caches(self) -> None:
-        self._names = self._params = None
+        self._names = None
         self.buffers.search_again()
         self.num_changes += 1
 

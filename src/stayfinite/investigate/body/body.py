@@ -101,6 +101,10 @@ class Body:
             if isinstance(value, (Tensor, list, tuple, dict)):
                 yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
 
+    def scenes(self) -> list[Scene]:
+        """Where the body runs, and what has called it, innermost first."""
+        return [self.scene, *self._outer]
+
     def extended(self) -> Body | None:
         """The body of the next outer loop, with what it has computed before in the same iteration."""
         mine = self.functions
@@ -113,6 +117,21 @@ class Body:
                     return body
             is_outside = is_outside or home.node is self.home.node
         return None
+
+    def loosened(self) -> Body | None:
+        """The same body, with current values in place of those that the iteration has overwritten.
+
+        It runs more: a layer that keeps a statistic on itself for its second call cannot be computed again otherwise.
+        """
+        mine = self.functions
+        if mine.is_loose:
+            return None
+        functions = Functions(
+            mine.judge.is_training_object, mine.is_full, mine.is_buffer, is_loose=True
+        )
+        body = Body(self.scene, self.home, functions, self._outer)
+        is_more = len(body.plan().kept) > len(self.plan().kept)
+        return body if is_more and body.plan().has_backward else None
 
     def as_far_as(self, code: CodeType | None, line: int | None, instruction: int) -> Body | None:
         """The body up to another place, in this function or in one that has called it."""
@@ -212,7 +231,7 @@ class Body:
         return any(f.is_repeated for f in self.feeds)
 
     def can_bind(self, num_items: int) -> bool:
-        """Whether so many batches of one iteration can be bound to the body."""
+        """Whether this many batches of one iteration can be bound to the body."""
         plan = self.plan(is_fed=True, is_new=True)
         if plan.code is None or plan.is_stale:
             return False

@@ -25,7 +25,7 @@ __all__ = [
     "is_generator",
     "note_change",
     "note_draws",
-    "unwrapped",
+    "undecorated",
 ]
 
 
@@ -58,7 +58,7 @@ def is_generator(obj: Any) -> bool:
     return isinstance(obj, (np.random.Generator, np.random.RandomState))
 
 
-def unwrapped(func: types.FunctionType) -> types.FunctionType:
+def undecorated(func: types.FunctionType) -> types.FunctionType:
     """The function inside `@torch.no_grad()`, our patches, and other wrappers."""
     original = unpatched(func)
     func = original if isinstance(original, types.FunctionType) else func
@@ -74,7 +74,7 @@ def code_kind(obj: Any) -> str:
     func = obj.__func__ if isinstance(obj, types.MethodType) else obj
     if not isinstance(func, types.FunctionType):
         return ""
-    return file_kind(unwrapped(func).__code__.co_filename)
+    return file_kind(undecorated(func).__code__.co_filename)
 
 
 def holds_user_code(cells: Iterable[types.CellType]) -> bool:
