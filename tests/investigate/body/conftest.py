@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import types
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -172,18 +173,19 @@ class Stage:
 
     def optimizer(self, params):
         made = Watched(params, lr=0.05)
-        STAGES[id(made)] = self
+        STAGES[id(made)] = weakref.ref(self)
         self.optimizers.append(made)
         self.remember()
         return made
 
     def loader(self, items):
         made = Loader(items)
-        STAGES[id(made)] = self
+        STAGES[id(made)] = weakref.ref(self)
         return made
 
 
 STAGES: dict = {}
+"""Weak references, which a replay does not copy: what its steps note is seen outside."""
 
 
 def _grads(params):
@@ -194,7 +196,7 @@ class Watched(torch.optim.SGD):
     """At one step of the last optimizer that was made, the body is run again."""
 
     def step(self, closure=None):
-        stage = STAGES[id(self)]
+        stage = STAGES[id(self)]()
         if stage.is_replaying:
             stage.seen.num_steps += 1
         elif self is stage.optimizers[-1]:
@@ -217,7 +219,7 @@ class Loader:
         return len(self.items)
 
     def __iter__(self):
-        stage = STAGES[id(self)]
+        stage = STAGES[id(self)]()
         for item in self.items:
             stage.batches.append(item)
             yield item

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.nn.modules import module as modules
 
 __all__ = ["hooks_of", "hooks_of_every_module", "replaced"]
@@ -16,7 +17,8 @@ Hooks = dict[Any, Any]
 def hooks_of(parameter: Any) -> list[Hooks]:
     """The user's hooks on a parameter."""
     names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return [hooks for n in names if (hooks := getattr(parameter, n, None))]
+    with torch._C.DisableTorchFunctionSubclass():  # else the weight's own class is asked
+        return [hooks for n in names if (hooks := getattr(parameter, n, None))]
 
 
 def hooks_of_every_module() -> list[Hooks]:

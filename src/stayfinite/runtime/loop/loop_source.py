@@ -52,12 +52,18 @@ def way_on(file: str, line: int, name: str) -> int | None:
 
 
 def _nodes_of_loops(file: str, line: int, is_inside: bool = False) -> Iterator[ast.AST]:
+    loops = [n for n in _loops_of(file) if _is_at(n, line, is_inside)]
+    return (n for loop in loops for s in loop.body for n in ast.walk(s))
+
+
+@functools.lru_cache(maxsize=8)
+def _loops_of(file: str) -> list[ast.For]:
+    """Kept for the file's other loops: to parse a long file takes as long as many steps."""
     try:
         tree = parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return iter(())
-    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and _is_at(n, line, is_inside)]
-    return (n for loop in loops for s in loop.body for n in ast.walk(s))
+        return []
+    return [n for n in ast.walk(tree) if isinstance(n, ast.For)]
 
 
 def _is_at(loop: ast.For, line: int, is_inside: bool) -> bool:
