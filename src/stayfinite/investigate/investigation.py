@@ -182,6 +182,15 @@ class Investigation:
             and f"{source.kind} {source.name}" not in self.state.initially_bad
         )
 
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether the batches of the step are kept, whatever its variables hold now."""
+        return not self.window.is_loaderless and all(b.items for b in self.window.batches)
+
+    def was_spoiled_by_own_update(self, result: ReplayResult) -> bool:
+        """Whether the script's own update of the step before has made the state bad; it could not be checked there."""
+        return bool(self.window.manual_update) and self.began_corrupted(result)
+
     def is_state_bad(self) -> bool:
         """Whether any state is not finite before the step, so that a replay of it proves nothing."""
         if self.engine.ranks.has_diverged:

@@ -7,6 +7,7 @@ only calls the original until theirs is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "Subscription",
     "Target",
     "close_all",
+    "patched",
     "subscribe",
     "table",
     "unpatched",
@@ -121,6 +123,9 @@ class _Layer:
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
         self.call = unseen(make_wrapper(below if is_lowest else self._call_below, self.subscribers))
+        with contextlib.suppress(AttributeError, TypeError):
+            # A wrong call is answered with the name of the function that was called.
+            self.call.__qualname__ = getattr(below, "__qualname__", self.call.__qualname__)
 
     @unseen
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
@@ -353,6 +358,14 @@ def unpatched(function: Any) -> Any:
     if type(function) is FunctionType and function.__code__ is _DISPATCH:
         return function.__wrapped__  # type: ignore[attr-defined]
     return function
+
+
+def patched(function: Any, original: Any) -> Any:
+    """The patch of `function`, around another original."""
+    patch: _Patch = function.__closure__[0].cell_contents
+    for layer in patch.layers:
+        original = layer.make_wrapper(original, layer.subscribers)
+    return original
 
 
 def table() -> list[Row]:

@@ -14,7 +14,7 @@ __all__ = ["taken_rows", "with_filled_values", "without_bad_rows", "without_bad_
 
 _TITLE = "leave out the rows of the batch that are not finite"
 _TITLE_LARGE = "leave out the rows of the batch that are far too large"
-_WHY = "one bad row spoils the mean over all of them; the others are as good as ever"
+_WHY = "one bad row makes the mean NaN over all of them; the others are as good as ever"
 
 
 _FILLED = "put 0 in place of what is not finite in the batch"

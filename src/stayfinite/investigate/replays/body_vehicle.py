@@ -37,7 +37,7 @@ class BodyVehicle(Vehicle):
         return self.body.has_effects
 
     def extended(self) -> Vehicle | None:
-        body = self.body.extended()
+        body = self.body.extended() or self.body.loosened()
         return None if body is None else BodyVehicle(self.engine, body, self._own)
 
     @property

@@ -19,7 +19,13 @@ from ...errors import UsageError
 from ...putting_back import put_back
 from ...runtime.engine import Engine
 from ...runtime.frames import bad_tensors
-from ...runtime.ranks.groups import has_memory, unsynced, without_sync, wrappers_over
+from ...runtime.ranks.groups import (
+    has_flat_shards,
+    has_memory,
+    unsynced,
+    without_sync,
+    wrappers_over,
+)
 from ...runtime.ranks.shards import begin_anew
 from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
@@ -39,8 +45,13 @@ __all__ = [
     "NoVehicle",
     "StepVehicle",
     "Vehicle",
+    "refusing_vehicle",
 ]
 
+_FLAT_SHARDS = (
+    "a step of FullyShardedDataParallel cannot be computed again, so the origin was not traced; with `fully_shard` "
+    "it can"
+)
 _OURS = tuple(
     f"{Path(__file__).parents[1] / room}{os.sep}"
     for room in ("investigate", "locate", "runtime", "detect")
@@ -193,6 +204,15 @@ class NoVehicle(Vehicle):
 
     def can_run(self, window: Window) -> bool:
         return False
+
+
+def refusing_vehicle(engine: Engine) -> Vehicle | None:
+    """A vehicle that replays nothing, if no step of this training can be computed again."""
+    if engine.settings.replay == "off":
+        return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
+        return NoVehicle(engine, why=_FLAT_SHARDS)
+    return None
 
 
 class StepVehicle(Vehicle):
