@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["flush_output", "is_terminal", "say"]
@@ -18,9 +19,26 @@ def say(text: str) -> None:
     stream = sys.stderr
     if stream is None:
         return
-    with contextlib.suppress(Exception):
-        stream.write(f"{text}\n")
-        _flush(stream)
+    with contextlib.ExitStack() as bars:
+        with contextlib.suppress(Exception):
+            bars.enter_context(_without_bars(stream))
+        with contextlib.suppress(Exception):
+            stream.write(f"{text}\n")
+            _flush(stream)
+
+
+@contextlib.contextmanager
+def _without_bars(stream: Any) -> Iterator[None]:
+    """Take the progress bars of tqdm off the terminal's line, as `tqdm.write` does, and draw them again."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if not getattr(tqdm, "_instances", None):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tqdm.external_write_mode(file=stream))  # type: ignore[union-attr]
+        yield
+        with contextlib.suppress(Exception):
+            stack.close()
 
 
 def flush_output() -> None:

@@ -22,7 +22,7 @@ class Sample:
 
 def named(tensor, frame):
     found = HeldData(scenes_of_frame(frame)[:1]).find(tensor)
-    return found.name if found is not None else None
+    return f"{found.kind} {found.name}" if found is not None else None
 
 
 def test_what_an_iteration_draws_is_data_and_what_it_hands_on_is_not():
@@ -34,11 +34,11 @@ def test_what_an_iteration_draws_is_data_and_what_it_hands_on_is_not():
         total = 0
         total += drawn
     frame = sys._getframe()
-    assert named(drawn, frame) == "drawn"
-    assert named(record.x[:, 1], frame) == "record.x"  # a view of it
-    assert named(BAD * 2, frame) == "record.x"  # the same values, drawn once more
+    assert named(drawn, frame) == "batch drawn"
+    assert named(record.x[:, 1], frame) == "batch record.x"  # a view of it
+    assert named(BAD * 2, frame) == "batch record.x"  # the same values, drawn once more
     assert named(state * 5, frame) is None and named(torch.full((2, 2), torch.nan), frame) is None
-    assert named(state, frame) is None
+    assert named(state, frame) == "variable state"
 
 
 BUFFER = """

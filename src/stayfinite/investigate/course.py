@@ -10,6 +10,7 @@ import math
 from collections.abc import Generator
 from dataclasses import replace
 
+from ..locate.notes import is_no_mask
 from ..locate.slice import Origin
 from ..records import Incident, Location
 from ..runtime.history import row_of
@@ -158,7 +159,28 @@ def _trace_further_back(
             )
             break
         result = again
+    return (yield from _name_what_was_given(investigation, result, is_unscaled, with_step))
+
+
+def _name_what_was_given(
+    investigation: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
+) -> Generator[Replay, ReplayResult, ReplayResult]:
+    """If the bad value was there before all that can be replayed, trace once more and name the variable that holds it."""
+    if investigation.engine.ranks.is_on or not _was_given(result.origin):
+        return result
+    trace = investigation.trace
+    investigation.rewind()
+    investigation.names_data = True
+    again = yield investigation.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
+    if again.failure is not None and again.origin is not None:
+        return again
+    investigation.trace = trace
     return result
+
+
+def _was_given(origin: Origin | None) -> bool:
+    first = origin.path[0].bad_inputs if origin is not None and origin.path else []
+    return any(not b.producers and b.source is None and is_no_mask(b.bad) for b in first)
 
 
 def _extended_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:

@@ -150,7 +150,7 @@ def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:
             return "backward"  # the script's own code computed it from finite gradients
         return "forward" if birth.module is not None else "loss"
     source = origin.source
-    if source is None:
+    if source is None or source.kind == "variable":
         consumer = origin.consumer
         return "forward" if consumer is not None and consumer.module is not None else "loss"
     if source.kind == "batch":

@@ -73,6 +73,8 @@ class Investigation:
         """Whether a similar step was traced, because the batch of this one is gone."""
         self.is_on_other_numbers = False
         """Whether a replay cannot draw the random numbers of the step again."""
+        self.names_data = False
+        """Whether a trace names the variables that hold what it was given."""
         self.outlook: Outlook | None = None
         """Set if skipping the step cannot help."""
         self.known: Incident | None = None
@@ -102,7 +104,8 @@ class Investigation:
         given = [s for s in self.vehicle.data() if id(s[1]) not in known]
         sources += [SourceRef("batch", name, t) for name, t in given]
         self.trace = trace_for(ranks)(sources, module_names(self.state.roots))
-        self.trace.elsewhere = HeldData(self.vehicle.scenes()).find
+        if self.names_data:
+            self.trace.elsewhere = HeldData(self.vehicle.scenes()).find
         if isinstance(self.trace, RankTrace):
             self.trace.is_quiet = ranks.has_diverged
         return Replay(

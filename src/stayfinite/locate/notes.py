@@ -11,7 +11,15 @@ from ..numerics.health import Badness
 from ..records import Operand
 from .frames import Place
 
-__all__ = ["COLLECTIVES", "DISCARDS", "BadInput", "Note", "SourceRef", "descendants"]
+__all__ = [
+    "COLLECTIVES",
+    "DISCARDS",
+    "BadInput",
+    "Note",
+    "SourceRef",
+    "descendants",
+    "is_no_mask",
+]
 
 DISCARDS = {
     "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index", "aten.masked_select",
@@ -31,7 +39,7 @@ class SourceRef:
     """A tensor that existed before the step: a part of the batch, a parameter, a buffer."""
 
     kind: str
-    """batch | parameter | buffer | optimizer_state | gradient"""
+    """batch | parameter | buffer | optimizer_state | gradient | variable (of an earlier iteration)"""
     name: str
     tensor: Tensor = field(compare=False, repr=False)
 
@@ -42,6 +50,11 @@ class BadInput:
     bad: Badness
     producers: list[int]
     source: SourceRef | None
+
+
+def is_no_mask(bad: Badness) -> bool:
+    """Whether this is more than the -inf of a mask or of an initial value."""
+    return bad.has_nan or bad.has_posinf
 
 
 @dataclass

@@ -22,7 +22,7 @@ from .facts import Given, bad_mask, birth_facts, describe_operands
 from .frames import backward_place, current_place
 from .gradients import Call, GradientFlow
 from .modules import ModuleStack
-from .notes import COLLECTIVES, DISCARDS, BadInput, Note, SourceRef, descendants
+from .notes import COLLECTIVES, DISCARDS, BadInput, Note, SourceRef, descendants, is_no_mask
 from .storage import Writers, address
 
 __all__ = ["BadInput", "Note", "OpTrace", "SourceRef"]
@@ -297,10 +297,8 @@ class OpTrace(TorchDispatchMode):
 
     def _bad_input(self, given: Given, bad: Badness) -> BadInput:
         producers, source = self.writers.find(given.live), self.source_of(given.live)
-        # An infinity below zero is most often a mask or an initial value of the script's own.
-        is_news = self.elsewhere is not None and not producers and source is None
-        if is_news and (bad.has_nan or bad.has_posinf):
-            source = self.elsewhere(given.values)  # type: ignore[misc]
+        if self.elsewhere is not None and not producers and source is None and is_no_mask(bad):
+            source = self.elsewhere(given.values)
         return BadInput(given.name, bad, producers, source)
 
     def _backward_facts(

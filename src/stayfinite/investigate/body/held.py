@@ -28,7 +28,10 @@ _MAX_COMPARED = 16
 
 
 class HeldData:
-    """The tensors in the variables of these scenes, but for what an iteration hands on to the next one."""
+    """The tensors in the variables of these scenes.
+
+    What an iteration hands on to the next one is a `variable`: an earlier iteration may have computed it. The rest is data.
+    """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self._scenes = scenes
@@ -39,8 +42,9 @@ class HeldData:
         for is_same in (_has_memory, self._has_values):
             found = [each for each in self._tensors if is_same(each.tensor, tensor)]
             if found:
-                is_data = not any(each.is_handed_on for each in found)
-                return SourceRef("batch", found[0].name, found[0].tensor) if is_data else None
+                kept = next((each for each in found if each.is_handed_on), None)
+                kind = "batch" if kept is None else "variable"
+                return SourceRef(kind, (kept or found[0]).name, found[0].tensor)
         return None
 
     def _has_values(self, held: Tensor, tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ _BEST = re.compile(r"(^|_)best(_|$)|^best|(^|_)min_(val_)?loss", re.I)
 _LEAVES = (ast.Continue, ast.Return, ast.Break, ast.Raise)
 
 
-@on("<compare>")
+@on("compare")
 def compared_with_nan(op: Operation, ctx: Context) -> None:
     assert isinstance(op.node, ast.Compare)
     comparison = op.node.ops[0]
