@@ -61,6 +61,8 @@ class Weights:
     """Steps since the snapshot."""
     growth: float = 1.0
     """The largest factor by which the norm of one parameter has grown since the start."""
+    searched: float = 0.0
+    """The largest magnitude where the optimizer's own search (LBFGS) evaluated the failing closure; 0 without one."""
 
     @property
     def total_growth(self) -> float:
@@ -181,6 +183,8 @@ class Evidence:
     outlier: Outlier | None = None
     resume: Resume = field(default_factory=Resume)
     data: Data | None = None
+    own_update: Data | None = None
+    """The script's own line that moves the weights by a quotient, if its update has made them bad."""
     memory: Memory | None = None
     scale: Scale = field(default_factory=Scale)
     optimizer: Mapping[str, str] = field(default_factory=dict)
@@ -348,10 +352,7 @@ class Evidence:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether finite arguments gave an infinite result without a pole: it is too large.
-
-        It may contain NaN, too: infinite terms of both signs in a sum give one.
-        """
+        """Whether finite arguments gave a result that is too large; a sum of both signs may give NaN with it."""
         return self.birth is not None and self.made_inf and self.has_finite_inputs
 
     @property
@@ -394,7 +395,5 @@ class Evidence:
         elif growth > 10:
             score = max(score, 0.7 if self.loss_growth > 10 else 0.55)
         if growth < 1.5 and self.weights.first > 0:
-            score *= (
-                0.5  # if the loss rises while the weights do not change, the batch is the cause
-            )
+            score *= 0.5  # the loss rises while the weights do not change: the batch is the cause
         return score

@@ -17,7 +17,7 @@ __all__ = ["Candidate", "Symptom", "candidates", "is_equivalent", "is_flat", "is
 _HALF = ("float16", "bfloat16")
 _JITTER = 0.02
 _MOST_SINGLE = 3
-"""If a pattern matches up to so many times on a line, each place is also tried alone, after all together."""
+"""If a pattern matches up to this many times on a line, each place is also tried alone, after all together."""
 _ONE_OF_MANY = ("mean_or_zero", "loss_or_zero", "nan_to_zero")
 """If only one selection is empty, the others on the line should stay unchanged."""
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")

@@ -144,7 +144,7 @@ def finite_mask(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.parent(node)
     while statement is not None and not isinstance(statement, (ast.Call, ast.stmt)):
         statement = source.parent(statement)
-    tensor = _masked(source, statement, node)
+    tensor = _masked(statement, node)
     if tensor is None:
         kind = f"{torch}.{source.dtype}" if source.dtype else f"{torch}.get_default_dtype()"
     else:
@@ -168,7 +168,7 @@ def _is_minus_infinity(node: ast.AST) -> bool:
     return False
 
 
-def _masked(source: Source, holder: ast.AST | None, node: ast.AST) -> str | None:
+def _masked(holder: ast.AST | None, node: ast.AST) -> str | None:
     """The tensor whose entries are masked, if it has a name."""
     found = call(holder, "masked_fill", "masked_fill_") if holder is not None else None
     if found is not None and dotted(found[1]):

@@ -93,6 +93,7 @@ def _weights(investigation: Investigation) -> Weights:
         first=first,
         steps=len(investigation.engine.log),
         growth=growth,
+        searched=point.largest if (point := investigation.window.search_point) is not None else 0.0,
     )
 
 

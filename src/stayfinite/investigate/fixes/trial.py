@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...records import Proof
+from ...records import ON_OTHER_BATCHES, Proof
 from ...runtime.window import Change, Replay, ReplayResult, Window
 from ...sandbox.compute import computing_only
 from ..budget import Budget
@@ -342,7 +342,7 @@ class Trial:
             number += 1
         if not number:
             return 0, "no other batch was available to go on with", False
-        return number, "on other batches of the data set", False
+        return number, ON_OTHER_BATCHES, False
 
     def _unseen(self) -> list[Window]:
         if self._others is None:
