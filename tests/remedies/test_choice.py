@@ -243,3 +243,20 @@ def test_attention_gives_no_weights_only_where_nobody_uses_them(body, is_offered
     line = 6 if "\n" in body else None
     made = changes(body, "_softmax", line=line, is_masked=True)
     assert any("need_weights=False" in text for text in made) == is_offered
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ("return x / s ** 2 + torch.log(s)", "return x / s ** 2 + torch.log(s.abs())"),
+        (
+            "w = x / self.s[0].square()\nreturn w + self.s[0].log()",
+            "w = x / self.s[0].square()\nreturn w + self.s[0].abs().log()",
+        ),
+        ("return x / y ** 2 + torch.log(s)", None),
+        ("return x / s ** 3 + torch.log(s)", None),
+    ],
+)
+def test_a_scale_that_is_squared_elsewhere_keeps_its_magnitude_and_not_a_floor(body, first):
+    found = changes(body, "log")
+    assert (found[0] == first) if first else all(".abs()" not in text for text in found)

@@ -28,7 +28,7 @@ _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsu
 """Patterns to search in the whole function: the failing line may be only a part of them."""
 
 _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "logaddexp", "with_logits",
-        "log_of_positive", "inside_support", "above_support", "floor_log_eps", "floor_log",
+        "log_of_positive", "log_of_magnitude", "inside_support", "above_support", "floor_log_eps", "floor_log",
         "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_HAND = ("softplus", "logaddexp", "sigmoid", "tanh")
 _EXP = ("log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", "softmax_later", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",

@@ -132,3 +132,34 @@ def tanh(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if {ast.dump(r) for r in rest if r is not None} != {ast.dump(a), ast.dump(b)}:
         return None
     return [Edit(*source.span(node), f"{torch}.tanh({source.text_of(a)})")]
+
+
+@pattern(
+    "log_of_magnitude",
+    "take the logarithm of the magnitude: a scale that enters as a square has no sign",
+    "below zero a floor would leave a constant without a gradient; the magnitude keeps both, and positive values "
+    "give the same",
+)
+def log_of_magnitude(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    """`log(s)` beside `s**2`: the scale of a distribution that a step of the optimizer has taken below zero."""
+    found = call(node, "log", "log2", "log10")
+    if found is None or not isinstance(found[1], (ast.Name, ast.Attribute, ast.Subscript)):
+        return None
+    wanted = ast.dump(found[1])
+    if not any(_is_square_of(n, wanted) for n in ast.walk(source.scope(node))):
+        return None
+    end = source.span(found[1])[1]
+    return [Edit(end, end, ".abs()")]
+
+
+def _is_square_of(node: ast.AST, wanted: str) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return ast.dump(node.left) == wanted and _is_two(node.right)
+    found = call(node, "pow", "square")
+    if found is None or ast.dump(found[1]) != wanted:
+        return False
+    return found[0] == "square" or (len(found[2]) == 1 and _is_two(found[2][0]))
+
+
+def _is_two(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 2

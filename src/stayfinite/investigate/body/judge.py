@@ -178,7 +178,7 @@ class Judge:
         verdict = Verdict()
         path = reader.env.path(node.func.value) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, Tensor):
-            is_mutating = calls.tensor_method_mutates(name)
+            is_mutating = calls.tensor_method_mutates(name) or calls.starts_graph(owner, name)
             note_draws(verdict, "torch", name)
         elif calls.is_plain(owner) and not calls.is_iterator(owner):
             if is_generator(owner):

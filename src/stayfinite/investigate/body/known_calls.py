@@ -17,6 +17,7 @@ __all__ = [
     "draws_numbers",
     "is_pure_builtin",
     "module_effect",
+    "starts_graph",
     "tensor_method_mutates",
     "unknown_method_is_harmless",
 ]
@@ -118,6 +119,11 @@ def is_tensor_call(node: ast.Call) -> bool:
 def tensor_method_mutates(name: str) -> bool:
     """`x.add_(1)`: the contents are changed in place."""
     return name.endswith("_") and not name.endswith("__") and name not in _KEEP_CONTENT
+
+
+def starts_graph(owner: Tensor, name: str) -> bool:
+    """`x.requires_grad_()`: `autograd.grad(…, x)` needs it. Not for a parameter, which has it from the start."""
+    return name == "requires_grad_" and not isinstance(owner, nn.Parameter)
 
 
 def draws_numbers(module: str, name: str) -> bool:
