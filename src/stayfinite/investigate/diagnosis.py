@@ -21,7 +21,6 @@ from .evidence.culprit import CULPRITS, culprit_of
 from .evidence.data_facts import worker_of
 from .evidence.gather import gather
 from .evidence.indices import first_bad
-from .evidence.own_update import own_update
 from .fixes.fix_search import proved_fixes
 from .fixes.rate_change import setting_diff
 from .fixes.untrained_change import with_parameters
@@ -45,10 +44,7 @@ def diagnose(
 ) -> Generator[Replay, ReplayResult, Incident]:
     """Diagnose the incident; the training is left unchanged."""
     seconds = investigation.engine.settings.diagnose_seconds
-    evidence = replace(
-        gather(investigation, incident, origin, seconds),
-        own_update=own_update(investigation, incident, origin),
-    )
+    evidence = gather(investigation, incident, origin, seconds)
     lab = Laboratory(investigation, origin, seconds)
     ranked = consider(evidence)
     while True:

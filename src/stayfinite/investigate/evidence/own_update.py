@@ -6,8 +6,8 @@ from ...diagnose.evidence import Data
 from ...locate.slice import Origin
 from ...records import Incident
 from ..investigation import Investigation
-from .culprit import own_files
 from .own_rate import own_quotient
+from .script_files import own_files
 
 __all__ = ["own_update"]
 
