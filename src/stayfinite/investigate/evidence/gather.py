@@ -43,6 +43,7 @@ def gather(
     if phase == "data":
         data = inspect_data(investigation.window, seconds)
     traced = investigation.traced
+    is_own = bool(investigation.window.manual_update)
     return Evidence(
         event=incident.event,
         location=incident.location,
@@ -52,7 +53,7 @@ def gather(
         outlier=_outlier(investigation),
         resume=_resume(investigation),
         data=data,
-        own_update=own_update(investigation, incident, origin),
+        own_update=own_update(investigation, incident, origin) if is_own else None,
         memory=_memory(investigation, origin),
         scale=_scale(investigation, incident),
         optimizer=_optimizer(investigation, incident.event.name),

@@ -17,8 +17,7 @@ def own_update(
 ) -> Data | None:
     """The script's own line that divides where it moves the weights, if that has made them bad."""
     source = origin.source if origin is not None and origin.birth is None else None
-    is_own = bool(investigation.window.manual_update) and incident.event.phase == "optimizer"
-    if not is_own or source is None or source.kind != "parameter":
+    if incident.event.phase != "optimizer" or source is None or source.kind != "parameter":
         return None
     line = own_quotient(own_files(investigation))
     if line is None:
