@@ -1,7 +1,6 @@
 """The evidence: everything known about a failure as plain values, which is all that rules may read.
 
-The investigation gathers what needs the live model, the data set or the optimizer. The evidence has no references to them, so a
-rule can be tested with a few lines and cannot disturb a training.
+It has no references to the live model, data set or optimizer, so a rule can be tested with a few lines.
 """
 
 from __future__ import annotations
@@ -136,9 +135,11 @@ class Scale:
     factor: float | None = None
     """A constant by which the loss is multiplied just before the backward."""
     is_scaler_unused: bool = False
+    """Whether a GradScaler scales the loss, but never unscales or steps."""
     is_passed_by: bool = False
     """Whether one optimizer steps through the scaler and another without it."""
-    """Whether a GradScaler scales the loss, but never unscales or steps."""
+    is_stepped_again: bool = False
+    """Whether the scaler has left the step out, and the optimizer was called once more without it."""
     scaler: float | None = None
     is_collapse: bool = False
 

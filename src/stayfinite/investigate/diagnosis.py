@@ -68,9 +68,9 @@ def diagnose(
         diagnosis = replace(diagnosis, worker=worker_of(investigation.window))
     if investigation.outlook is not None:
         diagnosis = _with_passed_settings(diagnosis, evidence)
-    if lab.also:
-        diagnosis = _with_other_lines(diagnosis, lab.also)
     diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
+    if lab.also and not any(f.status == "proved" and f.diff for f in diagnosis.fixes):
+        diagnosis = _with_other_lines(diagnosis, lab.also)
     if note := save_capsule(investigation, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     location = _place(incident.location, evidence.own_update or evidence.data)

@@ -131,6 +131,8 @@ class Window:
     failure: Failure | None = None
     small_state: Callable[[], None] | None = None
     """Restores rates, scheduler and scaler to their values when the failure was found."""
+    is_left_by_scaler = False
+    """Whether the scaler had left this step out, and the optimizer was called once more without it."""
     shadows: Any = None
     """The buffers before it, for a deferred step: later windows have overwritten the common copies by then."""
     ahead: Sequence[BatchRef] = ()

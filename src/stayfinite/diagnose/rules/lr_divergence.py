@@ -72,15 +72,15 @@ def searches_too_far(e: Evidence) -> Finding | None:
 
 
 def _sentence(e: Evidence) -> str:
-    told = story(e)
-    if not told:
+    course = story(e)
+    if not course:
         return (
             f"Inputs of {num(e.largest_input)} reach this operator and overflow. Neither the loss nor the "
             f"weights had run away; a learning rate of {rates(e)} may still be too high."
         )
     rate = f"The learning rate of {rates(e)}" if e.event.lr else "The learning rate"
     return (
-        f"The training had run away before this step: {told}. {rate} makes each update overshoot "
+        f"The training had run away before this step: {course}. {rate} makes each update overshoot "
         "the one before, until something overflows."
     )
 

@@ -16,6 +16,7 @@ from ...runtime.batches import named_tensors
 from .access import GRADIENTS, RANDOM
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
 from .compiled import compile_block, compile_module
+from .copies import Copier
 from .cut import Cut, Rules, rebuild, touches
 from .feeds import feeds_of
 from .home import Home, homes_of
@@ -99,6 +100,10 @@ class Body:
             value = self.scene.variables.get(name)
             if isinstance(value, (Tensor, list, tuple, dict)):
                 yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
+
+    def scenes(self) -> list[Scene]:
+        """Where the body runs, and what has called it, innermost first."""
+        return [self.scene, *self._outer]
 
     def extended(self) -> Body | None:
         """The body of the next outer loop, with what it has computed before in the same iteration."""
@@ -226,7 +231,7 @@ class Body:
         return any(f.is_repeated for f in self.feeds)
 
     def can_bind(self, num_items: int) -> bool:
-        """Whether so many batches of one iteration can be bound to the body."""
+        """Whether this many batches of one iteration can be bound to the body."""
         plan = self.plan(is_fed=True, is_new=True)
         if plan.code is None or plan.is_stale:
             return False
@@ -264,14 +269,18 @@ class Body:
         if found is None:
             return
         code, arguments = found
+        copier = Copier(self.functions.code_for, self.functions.judge.is_training_object)
         if not self.scene.is_function:
-            exec(code, namespace)
+            with copier.with_own_code([namespace.get(n) for n in code.co_names]):
+                exec(code, namespace)
             return
         space = dict(self.scene.module_globals)
         local = self.scene.local_variables
         closure = tuple(types.CellType(local[n]) for n in code.co_freevars)
         function = types.FunctionType(code, space, code.co_name, None, closure)
-        function(*(namespace.get(n) for n in arguments))
+        values = [namespace.get(n) for n in arguments]
+        with copier.with_own_code([*values, *(space.get(n) for n in code.co_names)]):
+            function(*values)
 
     @functools.cached_property
     def _following(self) -> tuple[types.CodeType, list[str]] | None:

@@ -257,7 +257,7 @@ def _assigned_rate(investigation: Investigation) -> Culprit | None:
     if isinstance(value, ast.Constant) and value.value not in investigation.state.lrs():
         return None  # it has not set the rate
     made = returned_by(line.file, value, line.function)
-    function = _function_named(investigation, line.file, made[0]) if made is not None else None
+    function = _function_named(line.file, made[0]) if made is not None else None
     if made is not None and function is not None:
         args = _arguments(investigation, made[1].args)
         formula = _line_of_formula(function, args) if args is not None else None
@@ -266,7 +266,7 @@ def _assigned_rate(investigation: Investigation) -> Culprit | None:
     return culprit(computed_at(line, value), "the learning rate is set here")
 
 
-def _function_named(investigation: Investigation, file: str, name: str) -> Any:
+def _function_named(file: str, name: str) -> Any:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == file:
             return getattr(module, name, None)
@@ -296,6 +296,10 @@ def _epsilon(investigation: Investigation, e: Evidence) -> Culprit | None:
 
 def _scaling(investigation: Investigation, e: Evidence) -> Culprit | None:
     traced = investigation.traced
+    place = investigation.engine.step_place
+    if e.scale.is_stepped_again and place.code is not None and place.line is not None:
+        again = Frame(place.code.co_filename, place.line, place.code.co_name)
+        return culprit(again, "the step that the scaler has left out is taken here")
     if e.scale.is_passed_by:
         return culprit(step_without_scaler(investigation), "the scaled gradients are applied here")
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:

@@ -44,6 +44,9 @@ class BodyVehicle(Vehicle):
     def scene(self) -> Scene | None:
         return self.body.scene
 
+    def scenes(self) -> list[Scene]:
+        return self.body.scenes()
+
     def data(self) -> Iterable[tuple[str, Tensor]]:
         return self.body.given_tensors() if self._own.is_loaderless else ()
 

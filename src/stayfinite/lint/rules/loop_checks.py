@@ -16,10 +16,9 @@ _BEST = re.compile(r"(^|_)best(_|$)|^best|(^|_)min_(val_)?loss", re.I)
 _LEAVES = (ast.Continue, ast.Return, ast.Break, ast.Raise)
 
 
-@on("compare")
+@on("<compare>")
 def compared_with_nan(op: Operation, ctx: Context) -> None:
-    if not isinstance(op.node, ast.Compare):  # a method of somebody's that is called `compare`
-        return
+    assert isinstance(op.node, ast.Compare)
     comparison = op.node.ops[0]
     if isinstance(comparison, (ast.Eq, ast.NotEq)) and any(x.has(v.NAN) for x in op.args):
         always = "False" if isinstance(comparison, ast.Eq) else "True"

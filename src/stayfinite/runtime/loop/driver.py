@@ -20,7 +20,7 @@ from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
 from ..frames import codes_of_step
-from ..outside_modes import outside_user_modes
+from ..outside_modes import unseen
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
 from ..window import Failure, Window
@@ -147,7 +147,7 @@ class LoopDriver:
         else:
             self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
 
-    @outside_user_modes
+    @unseen
     def before_backward(self, loss: Tensor) -> bool | None:
         if self.is_internal or self.is_over:
             return None
@@ -224,7 +224,7 @@ class LoopDriver:
             return True
         window = self.window_for(optimizer)
         self.engine.step_place.note()
-        if window.failure is not None:
+        if window.failure is not None and not self.scaling.is_passed_by(window.failure):
             return window.failure.symptom == "scaler_skip"
         if self._is_deferred and self.engine.deferral.serves(optimizer):
             self.engine.deferral.arm(window, optimizer)
@@ -317,6 +317,7 @@ class LoopDriver:
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None:
         """Called before (`was_stepped`) and after the scaler's step; after it, notices a skip."""
+        self.scaling.is_stepping = was_stepped
         if was_stepped:
             self.was_stepped = False
             self.engine.shared.is_shared(optimizer)
@@ -335,8 +336,7 @@ class LoopDriver:
 
     def refuse(self, window: Window, failure: Failure) -> None:
         """Skip the step: note the current state, to which the loop returns, and investigate."""
-        if failure.symptom == "scaler_skip" and self.scaling.passes_by():
-            window.failure = failure
+        if failure.symptom == "scaler_skip" and self.scaling.leaves_out(window, failure):
             return
         if self.engine.has_world and self.engine.shared.is_another_ranks(failure):
             return
@@ -345,7 +345,7 @@ class LoopDriver:
             self.loaderless.check_each_backward()
         # If our code fails before this point, the step is applied unchecked. From here on it is skipped, even if the
         # investigation fails.
-        window.small_state = self.state.capture_small()
+        self._bad_steps.note_state(window, failure, self.scaling.before_skip)
         self._bad_steps.plan(window, failure)
         window.is_moved = window.num_applied > 0
         window.failure = failure

@@ -32,9 +32,9 @@ __all__ = ["DEEP", "Recovery"]
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _NEARLY = 25
-"""A diverged run that has at most so many batches left in its epoch may finish the epoch."""
+"""A diverged run that has at most this many batches left in its epoch may finish the epoch."""
 _PATIENCE = 12
-"""An adaptive policy stops after so many bad steps in a row that could not be explained."""
+"""An adaptive policy stops after this many bad steps in a row that could not be explained."""
 
 
 class Recovery:
