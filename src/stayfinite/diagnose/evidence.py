@@ -183,8 +183,7 @@ class Evidence:
     outlier: Outlier | None = None
     resume: Resume = field(default_factory=Resume)
     data: Data | None = None
-    own_update: Data | None = None
-    """The script's own line that moves the weights by a quotient, if its update has made them bad."""
+    own_update: Data | None = None  # the script's line that moves the weights by a quotient
     memory: Memory | None = None
     scale: Scale = field(default_factory=Scale)
     optimizer: Mapping[str, str] = field(default_factory=dict)

@@ -22,7 +22,6 @@ from .evidence.culprit import CULPRITS, culprit_of
 from .evidence.data_facts import worker_of
 from .evidence.gather import gather
 from .evidence.indices import first_bad
-from .evidence.own_update import own_update
 from .fixes.fix_search import proved_fixes
 from .fixes.rate_change import setting_diff
 from .fixes.untrained_change import with_parameters
@@ -47,8 +46,6 @@ def diagnose(
     """Diagnose the incident; the training is left unchanged."""
     seconds = investigation.engine.settings.diagnose_seconds
     evidence = gather(investigation, incident, origin, seconds)
-    if investigation.window.manual_update:
-        evidence = replace(evidence, own_update=own_update(investigation, incident, origin))
     lab = Laboratory(investigation, origin, seconds)
     ranked = consider(evidence)
     while True:

@@ -23,10 +23,11 @@ from ...patches.provenance import provenance
 from ...records import Culprit
 from ...sandbox.compute import computing_only
 from ..investigation import Investigation
-from .gather import owner_of, source_files
+from .gather import owner_of
 from .layer_lines import layer_line
 from .own_rate import own_rate
 from .own_schedules import by_counter, own_schedules
+from .script_files import own_files, source_files
 from .setting_lines import (
     assigned_key,
     called,
@@ -37,7 +38,7 @@ from .setting_lines import (
 )
 from .unscaled_steps import step_without_scaler
 
-__all__ = ["CULPRITS", "culprit_of", "own_files"]
+__all__ = ["CULPRITS", "culprit_of"]
 
 _RATE_NAMES = ("lr", "learning_rate", "base_lr", "max_lr")
 _EPS_NAMES = ("eps", "epsilon", "adam_epsilon")
@@ -63,21 +64,6 @@ def _user(stack: CallStack) -> Frame | None:
 def _is_framework(stack: CallStack) -> bool:
     """Whether an installed package made it, as configured by the script."""
     return bool(stack) and not is_user_file(stack[0][0])
-
-
-def own_files(investigation: Investigation) -> list[str]:
-    """The script's own files that the training is known to run in."""
-    place = investigation.engine.step_place
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    known = [
-        place.code.co_filename if place.code is not None else None,
-        *(file for file, _, _ in call_stack(sys._getframe(1))),
-        investigation.engine.script,
-        *(f for o in investigation.state.optimizers for f, _, _ in made_at(o)),
-        *(f for root in investigation.state.roots.values() for f in source_files([type(root)])),
-        main,
-    ]
-    return [f for f in dict.fromkeys(known) if f is not None and is_user_file(f)]
 
 
 def _called(investigation: Investigation, name: str) -> Frame | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,11 @@ from ...runtime.batches import named_tensors
 from ...runtime.window import BatchRef
 from ..investigation import Investigation
 from .data_facts import inspect_data
+from .own_update import own_update
+from .script_files import source_files
 from .unscaled_steps import step_without_scaler
 
-__all__ = ["gather", "owner_of", "source_files", "weights_of"]
+__all__ = ["gather", "owner_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL_BATCHES = 8
@@ -42,6 +43,7 @@ def gather(
     if phase == "data":
         data = inspect_data(investigation.window, seconds)
     traced = investigation.traced
+    is_own = bool(investigation.window.manual_update)
     return Evidence(
         event=incident.event,
         location=incident.location,
@@ -51,6 +53,7 @@ def gather(
         outlier=_outlier(investigation),
         resume=_resume(investigation),
         data=data,
+        own_update=own_update(investigation, incident, origin) if is_own else None,
         memory=_memory(investigation, origin),
         scale=_scale(investigation, incident),
         optimizer=_optimizer(investigation, incident.event.name),
@@ -322,21 +325,6 @@ def _classes(investigation: Investigation, owner: nn.Module | None) -> list[type
     """The owner's class and its bases, then those of the models that contain it."""
     classes = list(type(owner).__mro__) if owner is not None else []
     return classes + [type(r) for r in investigation.state.roots.values()]
-
-
-def source_files(classes: list[type]) -> list[str]:
-    """The source files of these classes, except torch's own."""
-    found: list[str] = []
-    for cls in classes:
-        if cls.__module__.partition(".")[0] in ("torch", "builtins"):
-            continue
-        try:
-            file = inspect.getsourcefile(cls)
-        except (TypeError, OSError):
-            continue
-        if file is not None and file not in found:
-            found.append(file)
-    return found
 
 
 def _is_fill_nan(tensor: Tensor) -> bool:

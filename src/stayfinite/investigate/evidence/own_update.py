@@ -6,8 +6,8 @@ from ...diagnose.evidence import Data
 from ...locate.slice import Origin
 from ...records import Incident
 from ..investigation import Investigation
-from .culprit import own_files
 from .own_rate import own_quotient
+from .script_files import own_files
 
 __all__ = ["own_update"]
 
@@ -17,8 +17,7 @@ def own_update(
 ) -> Data | None:
     """The script's own line that divides where it moves the weights, if that has made them bad."""
     source = origin.source if origin is not None and origin.birth is None else None
-    is_update = incident.event.phase == "optimizer"
-    if not is_update or source is None or source.kind != "parameter":
+    if incident.event.phase != "optimizer" or source is None or source.kind != "parameter":
         return None
     line = own_quotient(own_files(investigation))
     if line is None:

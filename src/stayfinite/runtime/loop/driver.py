@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...patches.firewall import Firewall
+from ...patches.loaders import samples
 from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
@@ -49,7 +50,7 @@ class LoopDriver:
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
         self._bad_steps = BadSteps(engine, self.tracker, self.internal_work)
-        self._window_ends = WindowEnds(engine, self._bad_steps, self.tracker)
+        self.window_ends = WindowEnds(engine, self._bad_steps, self.tracker)
         self._validation = ValidationChecks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
         engine.recovery.position = self.tracker.position
@@ -107,7 +108,7 @@ class LoopDriver:
         """The loop asks for a batch, which ends its previous iteration over this loader."""
         if self.is_internal:
             return
-        self._window_ends.by_next_batch(loader)
+        self.window_ends.by_next_batch(loader)
 
     draw: Callable[[Any, Callable[[], Any]], Any] | None = None
     """Not used here: the loop gets the batches of the loader itself."""
@@ -131,7 +132,7 @@ class LoopDriver:
         """A loader gets a new iterator; the loop may not have exhausted the last one."""
         if not self.is_internal and not self.is_replaying:
             self.tracker.begin_epoch(loader)
-            self._window_ends.watch(loader)
+            self.window_ends.watch(loader, samples.iterator)
 
     def on_loader_end(self, loader: Any) -> None:
         """A loader is exhausted: check the last step of its epoch."""
@@ -141,7 +142,7 @@ class LoopDriver:
             self.before_batch(loader)
         self.tracker.forget(loader)
         if self.tracker.is_trained(loader):
-            self._window_ends.after_epoch()
+            self.window_ends.after_epoch()
             self.tracker.end_epoch(loader)
         else:
             self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
@@ -152,7 +153,7 @@ class LoopDriver:
             return None
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
-            self._window_ends.after_backward_of_next(over)
+            self.window_ends.after_backward_of_next(over)
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
@@ -363,7 +364,7 @@ class LoopDriver:
         """Close a window after its step; the next one is noticed only at its backward."""
         self.tracker.window = None
         if window.failure is None:
-            self._window_ends.close_healthy(window)
+            self.window_ends.close_healthy(window)
         self.loaderless.after_step()
 
     def on_error(self, error: BaseException) -> None:
@@ -393,6 +394,6 @@ class LoopDriver:
         window, self.tracker.window = self.tracker.window, None
         if window is not None and window.num_attempted:
             self.tracker.close(window)
-            self._window_ends.after(window, is_regular=False)
-        self._window_ends.check_deeply(is_regular=False)
+            self.window_ends.after(window, is_regular=False)
+        self.window_ends.check_deeply(is_regular=False)
         self._switch_off()

@@ -36,6 +36,7 @@ class GivenBatches:
         if self._inner is None:
             driver.thread_id = threading.get_ident()
             self._inner = iter(self._loader)
+            call(driver.window_ends.watch, loader, self)
         if not call(ordinary.is_over_by, loader):
             call(driver.before_batch, loader)
         while True:

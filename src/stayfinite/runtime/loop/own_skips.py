@@ -20,9 +20,9 @@ from ...detect.check import number_of
 from ...errors import StayfiniteError
 from ...locate.frames import is_user_file
 from ...numerics.health import is_finite
-from ...patches.loaders import samples
 from ..engine import Engine
 from ..frames import calling_frames, variables
+from ..weak import reference
 from ..window import Failure, Window
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
@@ -43,9 +43,9 @@ class OwnSkips:
         """The number of batches when the last loop began."""
         self._thread_id = threading.get_ident()
 
-    def watch(self, loader: Any) -> None:
+    def watch(self, loader: Any, iterator: Any) -> None:
         """A loop begins: if it is left by a `break` or a `return`, its iterator is let go of right there."""
-        iterator, source = samples.iterator, weakref.ref(loader)
+        source = reference(loader)
         if iterator is None or self._engine.has_world:
             return
         me = weakref.ref(self)

@@ -32,9 +32,9 @@ class WindowEnds:
         elif not self._engine.has_world:  # the other ranks would not know of it
             self._own_skips.look(loader)
 
-    def watch(self, loader: Any) -> None:
-        """A loop over this loader begins."""
-        self._own_skips.watch(loader)
+    def watch(self, loader: Any, iterator: Any) -> None:
+        """A loop over this loader begins, by this iterator."""
+        self._own_skips.watch(loader, iterator)
 
     def after(self, window: Window, is_regular: bool) -> None:
         """End a window; `is_regular`: the loop went on to its next batch. If it was left instead, nothing is undone."""
