@@ -81,6 +81,7 @@ _CHECKS = {
     "edges/pair": ("a sample of which two parts agree", "", ""),
     "edges/same-id": ("a sample of which two ids agree", "", ""),
     "edges/inner": ("a sample with two equal neighbors, an empty first entry, or no movement at all", "", ""),
+    "edges/group": ("a group, by the numbers that say which group an entry belongs to, without any entry", "", ""),
     "edges/isolated": ("a point without neighbors", "", ""),
     "edges/rest": ("a sample at rest: no input, or the identity", "", ""),
     "edges/outlier": ("one sample 10, 30, 100 times as large (300 in half precision)", "", ""),

@@ -16,7 +16,7 @@ from .parts import Part
 __all__ = ["columns", "float_classes", "one_class", "one_sided", "unlike", "weak"]
 
 _ARRANGED = 3.0
-"""So many of the batches seen should have lacked a class by chance, and none did."""
+"""This many of the batches seen should have lacked a class by chance, and none did."""
 _MOST_PARTS = 4
 _RARE = 1e-4
 """One batch in 10,000 is like that, if its samples are drawn by chance."""
@@ -183,7 +183,7 @@ def _absent(seen: Seen, p: Part, counts: dict[int, int], total: int) -> Iterator
 
 
 def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]:
-    """The first batch with so many of its samples replaced by real ones that have this number."""
+    """The first batch with this many of its samples replaced by real ones that have this number."""
 
     def make() -> Any:
         total = seen.num_rows or 1

@@ -32,13 +32,13 @@ __all__ = ["edges"]
 GROUP = "edges"
 SEARCH_S = 1.0
 SEARCH_STEPS = 12
-"""The search ends after so many seconds, or so many steps' time where that is more."""
+"""The search ends after this many seconds, or this many steps' time where that is more."""
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
 LONG_S = 0.7
 LONG_STEPS = 1500
 DRIFTS = (1.0, 3.0, 10.0)
-"""So many times further than the longer run has gone."""
+"""This many times further than the longer run has gone."""
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 _HALVINGS = 4
@@ -192,11 +192,11 @@ class Search:
 
     def _more_draws(self, end: float) -> Generator[Probe, Seen, None]:
         """As many seeds as time allows, where other seeds gave other losses and no draw has broken."""
-        told = {f"{GROUP}/draw", f"{GROUP}/random"}
+        reported = {f"{GROUP}/draw", f"{GROUP}/random"}
         if len(self.drawn) < 2:
             return
         for draw in more_draws(self.batches):
-            if self.spent > end or any(p.check in told for p in self._found.values()):
+            if self.spent > end or any(p.check in reported for p in self._found.values()):
                 break
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
