@@ -62,6 +62,8 @@ def test_sampler_that_takes_as_many_of_each_class_goes_on_to_do_so():
     assert broken(even, (torch.randn(6, 4), torch.tensor([0, 0, 0, 0, 0, 1])))
     assert not broken(even, batch(2, 0))
     assert not broken(even, batch(2))  # another size is another question
+    same = [(torch.randn(6, 4), even[0][1])] * 6  # never anything else: that proves nothing
+    assert not broken(same, (torch.randn(6, 4), torch.tensor([0, 0, 0, 0, 0, 1])))
     uneven = [*even[:4], (torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 1, 1]))]
     assert not broken(uneven, (torch.randn(6, 4), torch.tensor([0, 0, 0, 0, 0, 1])))
 

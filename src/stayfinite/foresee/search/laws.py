@@ -32,6 +32,8 @@ _BY_CHANCE = 1e-6
 _FEWEST_BATCHES = 5
 _MOST_CLASSES = 32
 _MOST_VALUES = 20_000
+_MOST_ROWS = 4096
+_MOST_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,10 @@ def _fixed_rows(part: Part, seen: list[Tensor]) -> Iterator[Law]:
     wide = [t for t in seen if t.dim() > 1 and t.numel()]
     if not is_number or not wide or not 2 <= wide[0].shape[-1] <= _WIDEST:
         return
+    number = max(1, _MOST_ROWS // len(wide))
+    rows = [t.reshape(-1, t.shape[-1])[:number] for t in wide]
     for measure in (_sum, _length, _spread):
-        values = torch.cat([measure(t).reshape(-1) for t in wide])
+        values = torch.cat([measure(t) for t in rows])
         usual = float(values.median())
         is_same = bool(((values - usual).abs() <= _SAME * abs(usual)).all())
         if len(values) >= _FEWEST_ROWS and usual > 0 and is_same:
@@ -126,6 +130,8 @@ def _even_classes(part: Part, seen: list[Tensor]) -> Iterator[Law]:
     counts = [_counts(t) for t in flat]
     if any(not 2 <= len(c) <= _MOST_CLASSES for c in counts) or len(flat[0]) == len(counts[0]):
         return
+    if all(t.shape == flat[0].shape and bool((t == flat[0]).all()) for t in flat):
+        return  # no sampler: the same every time
     size = len(flat[0])
     if all(c == counts[0] for c in counts):
         yield Law(part.name, lambda t: len(t) != size or _counts(t) == counts[0])
@@ -141,11 +147,11 @@ def _fixed_columns(part: Part, seen: list[Tensor]) -> Iterator[Law]:
         return
     width = min(t.shape[1] for t in wide)
     rows = torch.cat([t[:, :width] for t in wide])
-    for column in range(width):
-        value = int(rows[0, column]) if len(rows) else 0
+    columns = (rows == rows[:1]).all(0).nonzero().flatten().tolist()
+    for column in columns[:_MOST_COLUMNS]:
+        value = int(rows[0, column])
         share = float((rows == value).double().mean())
-        is_fixed = value != part.padding and bool((rows[:, column] == value).all())
-        if is_fixed and share ** len(rows) < _BY_CHANCE:
+        if value != part.padding and share ** len(rows) < _BY_CHANCE:
             yield Law(part.name, _stands_at(column, value))
 
 
