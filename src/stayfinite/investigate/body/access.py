@@ -35,6 +35,8 @@ class Verdict:
     """Whether the function writes to something that only a copy of the function protects."""
     reads: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
+    replaces: set[Path] = field(default_factory=set)
+    """Those of `mutates` that get a new value which does not depend on the one before: twice is as good as once."""
     in_place: set[Path] = field(default_factory=set)
     result: Value = FRESH
     is_analyzed: bool = False
@@ -58,10 +60,14 @@ class Access:
     reads: set[Path] = field(default_factory=set)
     passes: set[Path] = field(default_factory=set)
     """Variables passed to a function whose result does not depend on them."""
+    owners: set[Path] = field(default_factory=set)
+    """Objects that are read only to assign to an attribute or an item of them."""
     in_place: set[Path] = field(default_factory=set)
     """Tensors of the user's objects whose contents are changed; a copy of the object shares them."""
     binds: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
+    replaces: set[Path] = field(default_factory=set)
+    """Those of `mutates` that a called function replaces as a whole."""
     outside: str | None = None
     is_training: bool = False
     is_backward: bool = False
@@ -84,6 +90,7 @@ class Access:
         self.needs_protection |= verdict.needs_protection
         self.reads |= verdict.reads
         self.mutates |= verdict.mutates
+        self.replaces |= verdict.replaces
         self.in_place |= verdict.in_place
 
 
@@ -292,7 +299,9 @@ class Reader(ast.NodeVisitor):
         if owner.is_shared:
             self.access.outside = self.access.outside or "it writes into an object that is shared"
         path = self.env.path(target)
+        before = set(self.access.reads)
         self.read(target.value)
+        self.access.owners |= self.access.reads - before
         if isinstance(target, ast.Subscript):
             self.visit(target.slice)
         if isinstance(target, ast.Attribute) and target.attr == "grad":

@@ -112,7 +112,7 @@ class Cut:
             for unit in self.kept
             for read in unit.access.reads
             for source in self.reaching(read, unit)[0]
-            for path in source.access.mutates - source.access.reads
+            for path in source.access.mutates - source.access.replaces - source.access.reads
             if source in self.kept and source is not unit and touches(path, read)
             if source not in self.trapped
             if self._is_lost(path, source)

@@ -291,6 +291,7 @@ class Judge:
                 if part is module:
                     verdict.reads |= inner.reads
                     verdict.mutates |= inner.mutates
+                    verdict.replaces |= inner.replaces
         return verdict
 
     def _python(

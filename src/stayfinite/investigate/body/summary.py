@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .access import Access
 from .compiled import compile_function
-from .cut import Cut, Rules, rebuild
+from .cut import Cut, Rules, rebuild, touches
 from .judge import Judge
 from .source import FunctionSource, current_code, function_source
 from .units import Unit, build_units, flat
@@ -42,6 +42,7 @@ class FunctionSummary:
     needs_protection: bool = False
     reads: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
+    replaces: set[Path] = field(default_factory=set)
     result: Value = FRESH
 
 
@@ -168,10 +169,12 @@ class Functions:
             if unit not in cut.blocked and unit not in cut.trapped:
                 self._add(found, unit.access, local)
                 found.mutates |= {p for p in unit.access.writes if _is_felt(p, unit, local)}
+        found.replaces = {p for p in found.mutates if _is_replaced(p, cut)}
         for unit in cut.kept:
             found.reads |= {
                 p for p in unit.access.reads
                 if cut.reaching(p, unit)[1] and (p[0] not in local or _is_argument(p, func))
+                if len(p) > 1 or p not in unit.access.owners
             }  # fmt: skip
         is_changing = any("@" in p[0] for p in found.mutates)
         found.needs_protection |= not is_library and (
@@ -220,6 +223,15 @@ def _is_result(unit: Unit, is_generator: bool) -> bool:
 def _is_felt(path: Path, unit: Unit, local: frozenset[str]) -> bool:
     """Whether it is visible for the caller, and not just a local name."""
     return path[0] not in local or len(path) > 1 or path in unit.access.mutates
+
+
+def _is_replaced(path: Path, cut: Cut) -> bool:
+    """Whether it only gets new values that do not depend on the one before (`self.last_output = x`)."""
+    changed = {p for u in cut.all for p in u.access.mutates - u.access.replaces}
+    if any(touches(p, path) for p in changed):
+        return False
+    readers = [(u, p) for u in cut.all for p in u.access.reads - u.access.owners if touches(p, path)]
+    return not any(cut.reaching(p, u)[1] for u, p in readers)
 
 
 def _is_argument(path: Path, func: types.FunctionType) -> bool:

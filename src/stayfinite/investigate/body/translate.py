@@ -24,6 +24,7 @@ class Summary(Protocol):
     """Whether it would write to globals, or do what a replay omits, if it were run unchanged."""
     reads: set[Path]
     mutates: set[Path]
+    replaces: set[Path]
     result: Value
 
 
@@ -47,7 +48,11 @@ def translate(
         elif isinstance(node.func, ast.Name):
             given[own] = node.func
     given.update(zip(rest, node.args))
-    for source, target in ((summary.reads, verdict.reads), (summary.mutates, verdict.mutates)):
+    for source, target in (
+        (summary.reads, verdict.reads),
+        (summary.mutates, verdict.mutates),
+        (summary.replaces, verdict.replaces),
+    ):
         for path in source:
             if path[0] not in names:
                 target.add(path)
