@@ -243,12 +243,13 @@ def test_a_loop_that_is_left_after_the_bad_step_is_explained(script, nursery, tm
 
 
 @pytest.mark.parametrize("kind", ["tensor", "number"])
-def test_a_script_that_leaves_a_bad_batch_out_by_itself_is_left_alone(kind, nursery, tmp_path):
+def test_a_script_that_leaves_a_bad_batch_out_by_itself_learns_the_line(kind, nursery, tmp_path):
     script = Script("own_check.py", (), None, None, "loss", args=(kind,))
     plain = nursery.run(script.command(), tmp_path)
     done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
     assert (done.code, done.out) == (plain.code, plain.out)
-    assert incidents_in(tmp_path / "run") == []
+    (incident,) = incidents_in(tmp_path / "run")
+    assert "# HERE" in incident.location.source
 
 
 def test_a_step_that_cannot_be_replayed_unfelt_is_left_out_all_the_same(nursery, tmp_path):

@@ -108,6 +108,8 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
             "before and stays"
         )
     text = "the step was not applied: parameters, optimizer state, "
+    if window.is_left_out_by_script:
+        text = "the script itself left the step out: parameters, optimizer state, "
     if window.error is not None:
         text = f"the script's own error ended the training; {text}"
     if window.is_loaderless:

@@ -152,6 +152,8 @@ class Window:
     """Whether its loss and norm were compared with the usual."""
     is_moved = False
     """Whether an optimizer had already stepped in this window when the failure was found."""
+    is_left_out_by_script = False
+    """Whether the script has seen the bad value itself and went on without the step."""
     is_loaderless = False
     """Whether the loop makes its batches itself, without a loader."""
     manual_update = ""

@@ -176,7 +176,14 @@ class Growing(KeepsItsOutput):
 
 
 def loop_value_that_grows_is_not_replaced(
-    model, optimizer, loader, *, can_bind=False, is_exact=False, steps=0, taken=("loss", "model.scale")
+    model,
+    optimizer,
+    loader,
+    *,
+    can_bind=False,
+    is_exact=False,
+    steps=0,
+    taken=("loss", "model.scale"),
 ):
     model = Growing(model)
     for x, y in loader:

@@ -230,7 +230,9 @@ def _is_replaced(path: Path, cut: Cut) -> bool:
     changed = {p for u in cut.all for p in u.access.mutates - u.access.replaces}
     if any(touches(p, path) for p in changed):
         return False
-    readers = [(u, p) for u in cut.all for p in u.access.reads - u.access.owners if touches(p, path)]
+    readers = [
+        (u, p) for u in cut.all for p in u.access.reads - u.access.owners if touches(p, path)
+    ]
     return not any(cut.reaching(p, u)[1] for u, p in readers)
 
 

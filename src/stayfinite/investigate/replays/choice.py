@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -49,7 +50,7 @@ def choose_vehicle(
         return ClosureVehicle(engine, window.closure, window)
     is_behind = window.num_backward > 1  # other losses followed
     scenes = scenes_of_saved(window.saved_frames) if is_behind else []
-    scenes = scenes or scenes_of_frame(frame)
+    scenes = scenes or _scenes(window, frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
@@ -59,6 +60,11 @@ def choose_vehicle(
         bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
     first = next(bodies, None)
     return NoVehicle(engine) if first is None else FirstReproducing(engine, first, bodies)
+
+
+def _scenes(window: Window, frame: FrameType | None) -> list[Scene]:
+    has_left_early = window.is_left_out_by_script
+    return [replace(s, has_left_early=has_left_early) for s in scenes_of_frame(frame)]
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -78,7 +84,7 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
         return NoVehicle(engine)
     if has_flat_shards(engine.state.roots.values()):
         return NoVehicle(engine)
-    found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
+    found = _bodies(engine, window, _scenes(window, frame), is_loose=True)
     return FirstRunnable(engine, found)
 
 

@@ -35,6 +35,8 @@ class BadSteps:
         self.firewall = Firewall("a look into a bad step")
         self.undo: list[Callable[[], None]] = []
         """Undo functions to call at the end of the iteration."""
+        self.last_loss: Callable[[], object] = lambda: None
+        """The loss of the last bad step; the script's variable may hold it for some iterations."""
         self._tracker = tracker
         self._internal_work = internal_work
         self._undo_companions: list[Callable[[], None]] = []
@@ -101,6 +103,7 @@ class BadSteps:
         is_back: bool = False,
     ) -> None:
         """Plan the undo at the end of the iteration, after which it is as if its batch had never come."""
+        self.last_loss = window.live_loss or self.last_loss
         undo: list[Callable[[], None]] = []
         if not _is_scalers(failure, verdict):
             # If the schedule were restored, the next step would get the same bad rate.

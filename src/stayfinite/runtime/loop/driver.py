@@ -1,7 +1,4 @@
-"""The driver of a user's own loop.
-
-It checks each step before it is applied. A bad step is skipped and investigated at once; then the loop continues.
-"""
+"""The driver of a user's own loop: a bad step is skipped and investigated at once, and the loop continues."""
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ from .batch_tracker import BatchTracker
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ordinary import OrdinaryIteration
+from .own_skips import OwnSkips
 from .scaling import Scaling
 from .validation import ValidationChecks
 from .window_ends import WindowEnds
@@ -58,6 +56,7 @@ class LoopDriver:
         """Removes the patches."""
         self._closures = ClosureSteps(self)
         self.scaling = Scaling(engine)
+        self._own_skips = OwnSkips(engine, self.tracker, self._bad_steps, self.scaling, self.refuse)
         self.was_stepped = False
         self.stepped_here: set[int] = set()
         self.is_internal = False
@@ -107,7 +106,7 @@ class LoopDriver:
         """The loop asks for a batch, which ends its previous iteration over this loader."""
         if self.is_internal:
             return
-        window = self.tracker.over_by(loader)
+        window = self.tracker.over_by(loader) or self._own_skips.over_by(loader)
         if window is not None:
             self.tracker.close(window)
             self._window_ends.after(window, is_regular=True)
@@ -344,8 +343,7 @@ class LoopDriver:
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":
             self.loaderless.check_each_backward()
-        # If our code fails before this point, the step is applied unchecked. From here on it is skipped, even if the
-        # investigation fails.
+        # Should our code fail before this point, the step is applied unchecked; from here on it is skipped in any case.
         window.small_state = self.state.capture_small()
         self._bad_steps.plan(window, failure)
         window.is_moved = window.num_applied > 0
