@@ -109,7 +109,9 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
         )
     text = "the step was not applied: parameters, optimizer state, "
     if window.is_left_out_by_script:
-        text = "the script itself left the step out: parameters, optimizer state, "
+        return (
+            "the script itself left the step out; buffers that it made non-finite are as before it"
+        )
     if window.error is not None:
         text = f"the script's own error ended the training; {text}"
     if window.is_loaderless:

@@ -22,6 +22,7 @@ from ...numerics.health import is_finite
 from ...parsing import parsed
 from ..engine import Engine
 from ..frames import calling_frames, variables
+from ..saved_state import SmallStateCopy
 from ..window import Failure, Window
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
@@ -66,8 +67,16 @@ class OwnSkips:
         self._tracker.note_used(window)
         window.num_attempted += 1
         window.is_left_out_by_script = True
-        self._refuse(window, failure)
+        self._handle(window, failure)
         return window
+
+    def _handle(self, window: Window, failure: Failure) -> None:
+        """The script goes on as it would alone, unless the policy did more than to leave the step out."""
+        engine = self._engine
+        left, num_before = SmallStateCopy.take(engine.state), len(engine.incidents)
+        self._refuse(window, failure)
+        if all(i.action.kind == "skipped" for i in engine.incidents[num_before:]):
+            self._bad_steps.undo = [left.restore, engine.state.buffers.restore_bad]
 
     def _after_backward(self, window: Window) -> Failure | None:
         """Gradient accumulation takes no step either, but it neither clips nor drops its gradients."""
