@@ -79,6 +79,15 @@ def test_a_training_in_which_no_step_is_ever_taken_is_located_too(run):
     assert incidents[0].location.op == "SqrtBackward0" and "8 incidents in 8 steps" in err
 
 
+def test_a_batch_left_out_while_gradients_are_accumulated_is_told_and_the_others_go_on(run):
+    script = text(LOSS, early="pass").replace(
+        "optimizer.step()", "if i % 2 == 0: continue\n        optimizer.step()"
+    )
+    incidents, err = run(script)
+    assert [i.event.step for i in incidents][:1] == [2] and incidents[0].location.op == "aten.log"
+    assert "4 incidents in 16 " in err
+
+
 HEALTHY = """
 import torch
 from torch import nn

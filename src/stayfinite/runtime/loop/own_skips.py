@@ -61,14 +61,28 @@ class OwnSkips:
             or not window.batches[-1].is_from(loader)
         ):
             return None
-        failure = self._after_backward(window) if window.num_backward else self._before_it(window)
+        is_part = window.num_backward > 0 and not window.batches[-1].is_used
+        is_over = window.num_backward > 0 and not is_part
+        failure = self._after_backward(window) if is_over else self._before_it(window)
         if failure is None:
+            return None
+        if is_part:
+            self._leave_part_out(window, failure)
             return None
         self._tracker.note_used(window)
         window.num_attempted += 1
         window.is_left_out_by_script = True
         self._handle(window, failure)
         return window
+
+    def _leave_part_out(self, window: Window, failure: Failure) -> None:
+        """One batch of several that are accumulated: the others go on towards their step."""
+        last = window.batches.pop()
+        part = Window([last], last.rng, window.lrs)
+        part.live_loss, part.num_attempted, part.is_left_out_by_script = window.live_loss, 1, True
+        last.is_used = True
+        self._handle(part, failure)
+        self._bad_steps.put_back()
 
     def _handle(self, window: Window, failure: Failure) -> None:
         """The script goes on as it would alone, unless the policy did more than to leave the step out."""
