@@ -1,6 +1,7 @@
 """Who imports whom in the package, read from the source: also under TYPE_CHECKING and inside functions."""
 
 import ast
+import functools
 import pathlib
 
 SRC = pathlib.Path(__file__).parents[1] / "src"
@@ -15,8 +16,13 @@ def modules(src=SRC):
     return found
 
 
+@functools.cache
 def imports(name, path):
     """The dotted names that a module asks for, each the longest that could be a module."""
+    return list(_imports(name, path))
+
+
+def _imports(name, path):
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -1,5 +1,6 @@
 """The architecture in the docs is the one in the source."""
 
+import ast
 import pathlib
 import re
 
@@ -39,3 +40,18 @@ def test_every_file_that_the_docs_name_exists():
     short = {"experiments/__init__.py", "readers/__init__.py", "sinks/__init__.py"}
     missing = [n for n in named - short if not any((home / n).exists() for home in homes)]
     assert not missing
+
+
+def test_no_file_is_longer_than_400_lines_and_no_function_than_60():
+    found = []
+    for path in (SRC / "stayfinite").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if (num := text.count("\n")) > 400:
+            found.append(f"{path.name}: {num} lines")
+        found += [
+            f"{path.name}:{node.lineno} {node.name}: {num} lines"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if (num := node.end_lineno - node.lineno + 1) > 60
+        ]
+    assert not found, "\n".join(found)

@@ -81,10 +81,11 @@ def test_an_optimizer_that_is_none():
     )
 
 
-@pytest.mark.parametrize("value", [0, -1.0, math.nan])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, "1"])
 def test_clip_norm(value):
     assert (
-        message(lambda: guarded(clip_norm=value)) == f"`clip_norm` must be above 0, got {value!r}"
+        message(lambda: guarded(clip_norm=value))
+        == f"`clip_norm` must be a number above 0, got {value!r}"
     )
 
 

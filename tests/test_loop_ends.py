@@ -85,19 +85,19 @@ def test_models_that_share_the_loop_without_the_guard_are_left_alone():
 # -- what a loop does meanwhile ------------------------------------------------------------------
 
 
-def guarded_turns(turn, bad=(3,), **options):
-    """A loop in a function of its own, with `turn` called at the end of each."""
+def guarded_loop(at_end, bad=(3,), **options):
+    """A loop in a function of its own, with `at_end` called at the end of each."""
     model, optimizer = make()
     with Guard(model, optimizer, settings=QUICK, **options) as guard:
         incidents, values = guard.incidents, []
         for x in guard(data(bad=bad)):
             body(model, optimizer, x)
-            values.append(turn(guard))
+            values.append(at_end(guard))
     return guard, incidents, values
 
 
 def test_incidents_that_a_loop_holds_are_not_cut_with_its_own_lists():
-    guard, incidents, values = guarded_turns(lambda guard: len(guard.incidents))
+    guard, incidents, values = guarded_loop(lambda guard: len(guard.incidents))
     assert [i.event.step for i in guard.incidents] == [3] and incidents == []
     assert values == [0, 0, 0, 1, 1, 1, 1, 1]
 
@@ -139,9 +139,9 @@ def test_an_object_that_does_not_want_to_be_looked_at_is_left_alone():
 
 
 def test_standard_output_is_what_it_was(capsys):
-    guard, _, values = guarded_turns(lambda _: (sys.stdout.encoding, print("turn")))
+    guard, _, values = guarded_loop(lambda _: (sys.stdout.encoding, print("end")))
     assert len(guard.incidents) == 1 and all(isinstance(e, str) for e, _ in values)
-    assert capsys.readouterr().out.split() == ["turn"] * 8
+    assert capsys.readouterr().out.split() == ["end"] * 8
 
 
 def test_a_rate_that_was_set_for_the_next_step_stays_set():
@@ -149,8 +149,8 @@ def test_a_rate_that_was_set_for_the_next_step_stays_set():
     used = []
     with Guard(model, optimizer, settings=QUICK) as guard:
         batches = iter(guard(data(bad=[3])))
-        for turn in range(8):
-            optimizer.param_groups[0]["lr"] = 0.01 * (turn + 1)
+        for iteration in range(8):
+            optimizer.param_groups[0]["lr"] = 0.01 * (iteration + 1)
             x = next(batches)
             body(model, optimizer, x)
             used.append(optimizer.param_groups[0]["lr"])

@@ -137,6 +137,19 @@ def test_every_package_that_is_always_imported_is_a_dependency():
     assert {"torch", "numpy", "rich"} <= needed
 
 
+def test_every_dependency_is_imported_somewhere():
+    """By a statement, or by name where it is loaded only when it is needed."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    core = text.partition("dependencies = [")[2].partition("]")[0]
+    needed = set(re.findall(r'"([a-z0-9]+)[><=]', core))
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src" / "stayfinite").rglob("*.py")
+    )
+    named = set(re.findall(r"^ *(?:import|from) (\w+)", source, re.M))
+    named |= set(re.findall(r'import_module\(.*"(\w+)[.\w]*"\)', source))
+    assert needed - {PACKAGE_OF.get(name, name) for name in named} == set()
+
+
 def test_the_version_is_one():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f'version = "{stayfinite.__version__}"' in text

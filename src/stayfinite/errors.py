@@ -6,8 +6,7 @@ StayfiniteError
 ├── BudgetExceededError   too many steps were skipped; carries the last Incident
 ├── StageFailedError      a stage of a plan did not meet its condition
 ├── CheckpointError       a checkpoint that cannot or must not be used
-│   ├── UnreadableError   an unknown format, truncated, or inconsistent
-│   └── HostileFileError  loading it the usual way would run code
+│   └── UnreadableError   an unknown format, truncated, or inconsistent
 └── MissingExtraError     (also ImportError)  names the exact `pip install` line
 """
 
@@ -18,7 +17,6 @@ from typing import Any
 __all__ = [
     "BudgetExceededError",
     "CheckpointError",
-    "HostileFileError",
     "MissingExtraError",
     "NonFiniteError",
     "StageFailedError",
@@ -44,7 +42,15 @@ class _CarriesIncident(StayfiniteError):
 
 
 class NonFiniteError(_CarriesIncident, ArithmeticError):
-    """A step was not finite and the policy is "raise"; `.incident` has the explanation."""
+    """A step was not finite and the policy is "raise"; `.incident` has the explanation.
+
+    For example:
+
+        try:
+            guard.step(loss_fn, batch)
+        except NonFiniteError as error:
+            print(error.incident.location.line, error.incident.diagnosis.cause)
+    """
 
 
 class BudgetExceededError(_CarriesIncident):
@@ -61,10 +67,6 @@ class CheckpointError(StayfiniteError):
 
 class UnreadableError(CheckpointError):
     """An unknown format, truncated, or inconsistent."""
-
-
-class HostileFileError(CheckpointError):
-    """Loading this file the usual way would run code."""
 
 
 class MissingExtraError(StayfiniteError, ImportError):

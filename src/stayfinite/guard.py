@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .config import Settings
@@ -26,6 +26,7 @@ from .recover.ramp import PrecisionRamp
 from .report.inline import InlineReport
 from .report.store import RunFolder
 from .runtime.engine import Engine
+from .runtime.given import as_list, check_models, check_optimizers, why_loop_only
 from .runtime.incidents import environment
 from .runtime.loop.driver import LoopDriver
 from .runtime.loop.given_loader import GivenBatches
@@ -62,6 +63,18 @@ class Guard:
     or an existing loop stays as it is, with `for batch in guard(loader):`. That form also accepts a
     list of optimizers (a generator's and a discriminator's), and an optimizer over float32 copies
     of a half-precision model: one copy for each trained parameter, of the same shape.
+
+    `model`: the module, or several by name: `{"generator": g, "discriminator": d}`.
+    `scheduler`, `scaler`: the training's schedule and GradScaler, if it has them.
+    `clip_norm`: clip the gradients of `guard.step` to this norm.
+    `policy`: what to do about a bad step: "skip", "auto", "heal", "rollback", "sanitize", "parts",
+    "raise", a ladder such as "skip:3,rollback:2:lr=0.5", or a `Policy`.
+    `run_dir`: the folder of the journal and the incidents; None writes no files.
+    `settings`: a `Settings`, or a mapping with some of its fields.
+    `ramp`: a `PrecisionRamp`, which moves between float32 and half precision.
+    `plan`: a `StagedPlan`, or its YAML file.
+
+    A `with` block, or `close()`, ends the protection; so does the end of the last reference to it.
     """
 
     def __init__(
@@ -77,11 +90,11 @@ class Guard:
         ramp: PrecisionRamp | None = None,
         plan: StagedPlan | str | Path | None = None,
     ) -> None:
-        models = _check_models(model)
-        optimizers = _check_optimizers(models, optimizer)
-        schedulers = [s for s in _as_list(scheduler) if s is not None]
-        if clip_norm is not None and not clip_norm > 0:
-            raise UsageError(f"`clip_norm` must be above 0, got {clip_norm!r}")
+        models = check_models(model)
+        optimizers = check_optimizers(models, optimizer)
+        schedulers = [s for s in as_list(scheduler) if s is not None]
+        if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
+            raise UsageError(f"`clip_norm` must be a number above 0, got {clip_norm!r}")
         if ramp is not None and scaler is None:
             scaler = ramp.scaler
         self._objects = (models, optimizers, schedulers, scaler)
@@ -97,7 +110,7 @@ class Guard:
             self.state.scalers.append(scaler)
         self.optimizer = optimizers[0]
         """The first optimizer; `state.optimizers` lists all of them."""
-        self._loop_only = _loop_only(models, optimizers, schedulers)
+        self._loop_only = why_loop_only(models, optimizers, schedulers)
         self.engine = Engine(self.state, _settings(settings), Policy.parse(policy), investigate)
         if run_dir is not None:
             run_dir = Path(run_dir).absolute()  # the script may change its working directory
@@ -311,77 +324,3 @@ def _settings(value: Settings | Mapping[str, Any] | None) -> Settings:
     if value is None:
         return Settings()
     return value if isinstance(value, Settings) else Settings.from_mapping(value)
-
-
-def _check_models(model: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    models = dict(model) if isinstance(model, Mapping) else {"": model}
-    wrong = [type(m).__name__ for m in models.values() if not isinstance(m, nn.Module)]
-    if wrong or not models:
-        raise UsageError(
-            f"`model` must be a torch.nn.Module or a dict of them, got {', '.join(wrong) or 'nothing'}"
-        )
-    return models
-
-
-def _as_list(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _check_optimizers(models: Mapping[str, nn.Module], given: Any) -> list[Optimizer]:
-    optimizers = _as_list(given)
-    for i, each in enumerate(optimizers):
-        if not isinstance(each, Optimizer) and not hasattr(each, "param_groups"):
-            place = f"[{i}]" if isinstance(given, (list, tuple)) else ""
-            raise UsageError(
-                f"`optimizer{place}` must be a torch optimizer, got {type(each).__name__}"
-            )
-    if not optimizers:
-        raise UsageError("`optimizer` must be a torch optimizer or a list of them, got none")
-    owned = {id(p) for m in models.values() for p in m.parameters()}
-    moved = {id(p) for p in _moved(optimizers)}
-    if not owned & moved and not _are_masters(models, optimizers):
-        names = ", ".join(type(m).__name__ for m in models.values())
-        who = "optimizer moves" if len(optimizers) == 1 else "optimizers move"
-        raise UsageError(
-            f"the {who} {len(moved)} parameters and {names} has {len(owned)}, but they "
-            "share none; build the optimizer from this model's .parameters() (after any "
-            f"copy, .to() or wrapping){_masters_rule(models)}"
-        )
-    return optimizers
-
-
-def _moved(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    return [p for o in optimizers for g in o.param_groups for p in g["params"]]
-
-
-def _are_masters(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> bool:
-    """Whether the optimizers have one float32 copy of each trained parameter of a half-precision model.
-
-    Copies in the model's own precision do not count: then the model was replaced after its optimizer was made.
-    """
-    trained = [p for m in models.values() for p in m.parameters() if p.requires_grad]
-    copies = _moved(optimizers)
-    is_wider = any(p.element_size() < 4 for p in trained) and all(
-        c.is_floating_point() and c.element_size() >= 4 for c in copies
-    )
-    return is_wider and sorted(p.shape for p in trained) == sorted(c.shape for c in copies)
-
-
-def _masters_rule(models: Mapping[str, nn.Module]) -> str:
-    if all(p.element_size() >= 4 for m in models.values() for p in m.parameters()):
-        return ""
-    return ", or from one float32 copy of the same shape for each parameter that is trained"
-
-
-def _loop_only(
-    models: Mapping[str, nn.Module], optimizers: list[Optimizer], schedulers: list[Any]
-) -> str | None:
-    """The reason why `guard.step` cannot run this training; None if it can."""
-    if len(optimizers) > 1:
-        return f"there are {len(optimizers)} optimizers"
-    if len(schedulers) > 1:
-        return f"there are {len(schedulers)} schedulers"
-    owned = {id(p) for m in models.values() for p in m.parameters()}
-    if not any(id(p) in owned for p in _moved(optimizers)):
-        return "this one moves copies of the model's parameters, which only your loop can fill"
-    return None

@@ -1,13 +1,16 @@
-"""Parses Python source without showing the user's syntax warnings again."""
+"""Parses Python source without showing the user's syntax warnings again, names in it, and TOML on every Python."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
+import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
-__all__ = ["parsed", "without_syntax_warnings"]
+__all__ = ["dotted", "parse_toml", "parsed", "without_syntax_warnings"]
 
 
 @contextlib.contextmanager
@@ -32,3 +35,28 @@ def parsed(text: str, file: str = "<unknown>") -> ast.Module:
     """
     with without_syntax_warnings():
         return ast.parse(text, file)
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as text; empty for anything but names.
+
+    >>> dotted(ast.parse("self.net.loss", mode="eval").body)
+    'self.net.loss'
+    """
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        home = dotted(node.value)
+        return f"{home}.{node.attr}" if home else ""
+    return ""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; raises ValueError. Python 3.10 has no parser of its own.
+
+    >>> parse_toml("lr = 0.1")
+    {'lr': 0.1}
+    """
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    content: dict[str, Any] = parser.loads(text)
+    return content

@@ -35,7 +35,6 @@ __all__ = [
 SCHEMA_VERSION = 3
 
 _UNSET = ("is_scaler_skip", "has_bad_loss", "has_bad_grad", "bad_state", "duration_ms")
-PHASES = ("data", "forward", "loss", "backward", "parameter", "optimizer", "checkpoint", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +198,10 @@ class Experiment:
     duration_ms: float | None = None
 
 
+ON_OTHER_BATCHES = "on other batches of the data set"
+"""The note of a proof without steps before or after it: no batch had been seen yet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """The result of running a change of the source."""
@@ -293,17 +296,32 @@ class RankPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One failure, from the symptom to the response."""
+    """One failure, from the symptom to the response.
+
+    For example:
+
+        for incident in guard.incidents:
+            at = incident.location
+            print(incident.event.step, at.op, f"{at.file}:{at.line}", incident.diagnosis.cause)
+    """
 
     id: str
     event: Event
+    """What was noticed, and in which step."""
     location: Location = field(default_factory=Location)
+    """Where the first non-finite value was born."""
     diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    """Why, and what to change."""
     action: Action = field(default_factory=lambda: Action(kind="none"))
+    """What was done about it."""
     history: tuple[StepRecord, ...] = ()
+    """The steps before it."""
     environment: dict[str, str] = field(default_factory=dict)
+    """Versions, platform and device."""
     created: str = ""
+    """The time, in ISO format."""
     path: str | None = None
+    """Its folder, if it was saved."""
     same_as: str | None = None
     """The id of the incident that this one repeats; it was counted and not investigated again."""
     ranks: tuple[RankPart, ...] = ()

@@ -25,7 +25,7 @@ import torch
 from tests.checkpoint import samples
 
 from stayfinite.checkpoint import scan_file
-from stayfinite.checkpoint.codes import SEVERITY
+from stayfinite.checkpoint.judge import SEVERITY
 
 SLOW_SECONDS = 10.0
 MAX_GROWTH_MB = 300.0

@@ -392,7 +392,7 @@ def test_diff_of_several_checkpoints_is_a_usage_error(tmp_path):
 def test_every_code_is_explained():
     from pathlib import Path
 
-    from stayfinite.checkpoint.codes import SEVERITY
+    from stayfinite.checkpoint.judge import SEVERITY
 
     text = (Path(__file__).parents[2] / "docs" / "SCAN.md").read_text(encoding="utf-8")
     rows = {

@@ -73,5 +73,5 @@ def test_a_healthy_run_never_imports_the_library(tmp_path):
 
 def test_a_file_is_no_run_folder(tmp_path):
     (tmp_path / "log.txt").write_text("")
-    with pytest.raises(UsageError, match="log.txt is a file; give a folder"):
+    with pytest.raises(UsageError, match=r"log.txt is a file; give a folder"):
         prepare(RunOptions(target=("train.py",), run_dir=tmp_path / "log.txt"))

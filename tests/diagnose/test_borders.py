@@ -149,8 +149,10 @@ class Stored(Dataset):
     def __init__(self, how):
         self.how = how
         self.rows = [{"x": [1.0, 2.0, float(i)], "y": 1.0} for i in range(12)]
-        if how == "stored":
+        if how.startswith("stored"):
             self.rows[5]["x"][1] = float("inf")
+        if how == "numpy beside a stored one":
+            self.rows[11]["x"][1] = float("inf")
         self.table = torch.tensor([row["x"] for row in self.rows])
 
     def __len__(self):
@@ -159,8 +161,11 @@ class Stored(Dataset):
     def __getitem__(self, i):
         import numpy as np
 
+        if self.how == "stored, then divided":
+            x, _ = np.array(self.rows[i]["x"]) / 2, round(self.rows[i]["y"])
+            return torch.from_numpy(x).float()
         x = np.array(self.rows[i]["x"])
-        if self.how == "numpy" and i == 5:
+        if self.how.startswith("numpy") and i == 5:
             with np.errstate(all="ignore"):
                 x = x / np.zeros(3)
         if self.how == "torch" and i == 5:
@@ -170,7 +175,13 @@ class Stored(Dataset):
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [("stored", "bad_input_data"), ("numpy", "bad_preprocessing"), ("torch", "bad_preprocessing")],
+    [
+        ("stored", "bad_input_data"),
+        ("stored, then divided", "bad_input_data"),
+        ("numpy", "bad_preprocessing"),
+        ("numpy beside a stored one", "bad_preprocessing"),
+        ("torch", "bad_preprocessing"),
+    ],
 )
 def test_who_made_the_sample_bad(how, cause):
     loader = DataLoader(Stored(how), batch_size=4)

@@ -178,7 +178,7 @@ def test_settings_and_state_of_the_optimizer_are_taken_back():
     hook = optimizer.register_step_pre_hook(lambda o, *_: used.append(o.param_groups[0]["eps"]))
     with changes.fresh_optimizer(state), changes.with_setting("eps", 1e-3):
         assert not optimizer.state
-        optimizer.param_groups[0]["eps"] = 0.0  # a loop sets it in every turn
+        optimizer.param_groups[0]["eps"] = 0.0  # a loop sets it in every iteration
         optimizer.step()
     hook.remove()
     assert used == [1e-3]

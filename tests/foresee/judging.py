@@ -1,4 +1,4 @@
-"""A function judged over a box, for the tests."""
+"""Steps captured and functions judged over a box, for the tests."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,19 @@ from stayfinite.foresee.capture import StepCapture
 from stayfinite.foresee.intervals.analysis import judge
 from stayfinite.foresee.intervals.box import Box, box_around
 from stayfinite.foresee.records import Verdict
+from stayfinite.foresee.tape import Capture
 from stayfinite.locate.notes import SourceRef
+
+
+def capture_steps(
+    step: Callable[[], object], sources=(), module_names=None, num_steps: int = 1
+) -> Capture:
+    """Run `step` several times and record it."""
+    taken = StepCapture(sources, module_names or {})
+    for _ in range(num_steps):
+        with taken:
+            step()
+    return taken.capture
 
 
 def judged(
@@ -33,7 +45,7 @@ def judged(
         if backward:
             out.sum().backward()
     box = box_around(taken.capture, batch_sizes=sizes)
-    return judge(taken.capture, Box(data={**box.data, **ranges}, batch_sizes=tuple(sizes)))
+    return judge(taken.capture, Box(data={**box.data, **ranges}, batch_sizes=tuple(sizes))).verdicts
 
 
 def failing(verdicts: tuple[Verdict, ...]) -> dict[str, str]:

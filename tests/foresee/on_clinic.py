@@ -48,7 +48,7 @@ def judged(case: Case, num_batches: int) -> tuple[Verdict, ...]:
     reach = reach_of([case.optimizer], names, clip_norm=case.clip_norm)
     rows = {next((len(t) for _, t in named_tensors(b) if t.dim()), 0) for b in batches}
     sizes = batch_sizes_of([case.loader], rows)
-    return judge(taken.capture, box_around(taken.capture, reach, sizes))
+    return judge(taken.capture, box_around(taken.capture, reach, sizes)).verdicts
 
 
 def _step(case: Case, batch: object) -> None:

@@ -138,7 +138,7 @@ def examine(
         except RuntimeError:  # dtypes that do not go together
             counts["does not run"] += 1
             return [], counts
-        verdicts = {v.operation.index: v for v in judge(taken.capture, box_of(program))}
+        verdicts = {v.operation.index: v for v in judge(taken.capture, box_of(program)).verdicts}
         counts.update(v.status for v in verdicts.values())
         counts["errors"] += len(taken.capture.errors)
         names = [o.op for o in taken.capture.operations]

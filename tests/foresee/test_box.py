@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from tests.foresee.judging import capture_steps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stayfinite.errors import UsageError
-from stayfinite.foresee.capture import capture_steps
 from stayfinite.foresee.intervals.box import (
     Box,
     batch_sizes_of,

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tests.foresee.judging import capture_steps
 from torch import nn
 
-from stayfinite.foresee.capture import StepCapture, capture_steps
+from stayfinite.foresee.capture import StepCapture
 from stayfinite.foresee.tape import Opaque, refs_in
 from stayfinite.locate.modules import name_modules
 from stayfinite.locate.notes import SourceRef
@@ -35,7 +36,7 @@ def training():
 def test_a_step_is_captured_with_its_phases_lines_and_modules():
     model, step, sources = training()
     taken = capture_steps(step, sources, name_modules({"": model}))
-    found = taken.operations
+    found = [c.operation for c in taken.calls]
     assert [o.index for o in found] == list(range(len(found)))
     assert {o.phase for o in found} == {"forward", "backward", "optimizer"}
     linear = next(o for o in found if o.op == "aten.addmm")
@@ -64,7 +65,7 @@ def test_the_captured_training_goes_the_same_way_as_the_plain_one():
     watched, step, sources = training()
     taken = capture_steps(step, sources, num_steps=2)
     assert taken.num_steps == 2
-    assert {o.step for o in taken.operations} == {0, 1}
+    assert {c.operation.step for c in taken.calls} == {0, 1}
     for a, b in zip(plain.parameters(), watched.parameters()):
         assert torch.equal(a, b)
 
@@ -100,6 +101,6 @@ def test_autocast_is_told():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             torch.ones(2, 2) @ torch.ones(2, 2)
 
-    found = {o.op: o for o in capture_steps(step).operations}
+    found = {o.op: o for o in (c.operation for c in capture_steps(step).calls)}
     assert found["aten.mm"].autocast == "bfloat16"
     assert found["aten.mm"].dtype == "bfloat16"

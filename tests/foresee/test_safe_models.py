@@ -24,7 +24,7 @@ def judged(training: Training):
     with taken:
         training.step()
     reach = reach_of(training.optimizers, {id(p): n for n, p in parameters.items()}, clip_norm=1.0)
-    return judge(taken.capture, box_around(taken.capture, reach))
+    return judge(taken.capture, box_around(taken.capture, reach)).verdicts
 
 
 @pytest.mark.parametrize("name", TRAININGS)

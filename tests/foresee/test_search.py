@@ -245,6 +245,15 @@ def test_sparse_target_may_be_blank_in_a_small_batch_only():
         assert {c.level for c, _ in found if c.what.startswith("batch['depth']")} == {level}
 
 
+@pytest.mark.parametrize(("heat", "level"), [(0.5, "far"), (9.0, "possible")])
+def test_share_may_be_zero_where_shares_come_near_to_it(heat, level):
+    shares = torch.softmax(heat * torch.linspace(-1, 1, 24).reshape(4, 6).T, 1)
+    found = made([{"shares": shares, "next": torch.randn(6, 1)}])
+    assert {c.level for c, _ in found["zero"] + found["certain"]} == {level}
+    _, batch = found["zero"][0]
+    assert torch.allclose(batch["shares"].sum(1), torch.ones(6))
+
+
 @pytest.mark.parametrize(("lowest", "level"), [(0.01, "possible"), (0.37, "far"), (0.0137, "far")])
 def test_amount_in_cents_may_be_zero_where_a_cent_was_seen(lowest, level):
     prices = (torch.rand(6, 8) * 5 + 0.4).round(decimals=2)
@@ -276,6 +285,47 @@ def test_batch_of_real_samples_may_have_no_value_above_a_threshold():
     assert candidate.level == "possible" and candidate.probability > 1e-5
     assert float(y.max()) < limit and {tuple(row.tolist()) for row in y} <= real
     assert len({tuple(row.tolist()) for row in x}) == 4
+
+
+def test_mask_that_says_where_the_ids_are_goes_with_them():
+    ids = TOKENS.masked_fill(~MASK, 0)
+    _, batch = made([{"ids": ids, "mask": MASK.long()}])["mask"][0]
+    assert not batch["mask"][0].any() and not batch["ids"][0].any()
+    assert torch.equal(batch["ids"][1:], ids[1:])
+    _, batch = made([{"ids": TOKENS, "mask": MASK.long()}])["mask"][0]
+    assert batch["ids"] is TOKENS
+
+
+def test_batch_of_real_samples_may_lack_a_cluster():
+    x = torch.arange(3).repeat(8)[:, None] * 100 + torch.rand(24, 2)
+    real = {tuple(row.tolist()) for row in x}
+    found = made([(part, torch.zeros(6)) for part in x.split(6)])["unlike"]
+    drawn = [b[0] for _, b in found]
+    assert all(len((d[:, 0] / 100).int().unique()) < 3 for d in drawn)
+    assert all({tuple(r.tolist()) for r in d} <= real for d in drawn)
+    assert all(len(d.unique(dim=0)) == 6 for d in drawn)
+
+
+@pytest.mark.parametrize(("number", "level"), [(2, "possible"), (16, "far")])
+def test_few_scores_may_all_be_weak(number, level):
+    batches = [(torch.randn(number, 3), torch.rand(number, 6)) for _ in range(3)]
+    ((candidate, (_, y)),) = made(batches)["weak"]
+    assert candidate.level == level and torch.equal(y, 0.5 * batches[0][1])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "level"), [([2, 0, 0, 1, 3, 0], "likely"), ([2, 0, 1, 1, 3, 2], "possible")]
+)
+def test_batch_of_images_may_hold_no_object_at_all(numbers, level):
+    def image(n):
+        return {"boxes": torch.rand(n, 4), "labels": torch.arange(n)}
+
+    images = [torch.rand(3, 8, 8) for _ in range(3)]
+    batches = [(images, [image(n) for n in part]) for part in (numbers[:3], numbers[3:])]
+    found = [(c, b) for c, b in made(batches)["empty"] if "any of them" in c.what]
+    ((candidate, (same, targets)),) = found
+    assert candidate.level == level and all(a is b for a, b in zip(same, images))
+    assert [(len(t["boxes"]), len(t["labels"])) for t in targets] == 3 * [(0, 0)]
 
 
 def test_batch_of_several_labels_may_lack_one_of_them():

@@ -12,7 +12,7 @@ collect_ignore_glob = ["scripts/*"]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
-    terminal._told.clear()
+    terminal._num_reported.clear()
     yield
     if script._listening:
         gc.collect()  # a trainer and its callbacks hold each other

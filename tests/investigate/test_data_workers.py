@@ -117,3 +117,36 @@ def test_the_line_that_numpy_has_warned_of_has_made_what_the_data_set_stores():
     _lines, first = inspect.getsourcelines(standardized)
     assert incident.location.culprit.line == first + 1
     assert "NumPy warned there: invalid value" in " ".join(render(incident).split())
+
+
+class Augmented(Dataset):
+    """Each sample is drawn from a generator of its own, or jittered by the common one."""
+
+    def __init__(self, has_own):
+        self.has_own = has_own
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+        x = torch.full((4,), 2.0) if i == 13 else x
+        jitter = 0.0 if self.has_own else 0.1 * torch.randn(())
+        return (x - x.mean()) / x.std() + jitter  # MADE_BAD
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_data_set_that_draws_random_numbers_is_asked_again(has_own):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Guard(model, optimizer) as guard:
+        for x in guard(DataLoader(Augmented(has_own), batch_size=4)):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    (incident,) = guard.incidents
+    assert incident.diagnosis.cause == "bad_preprocessing"
+    assert incident.location.culprit.source.endswith("# MADE_BAD")
+    first = incident.diagnosis.fixes[0]
+    assert first.status == "proved" and "are the same" in first.proof.note

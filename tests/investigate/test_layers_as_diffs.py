@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from stayfinite import Guard
 
@@ -31,6 +31,30 @@ class ZeroStart(nn.Module):
         return self.head(self.embed(ids).mean(1))
 
 
+class ZeroSpectrum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.critic = nn.Linear(4, 1)
+        nn.init.zeros_(self.critic.weight)
+        self.critic = spectral_norm(self.critic)
+
+    def forward(self, ids):
+        return self.critic(self.embed(ids).mean(1))
+
+
+class OldZeroSpectrum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.last = nn.Linear(4, 1)
+        self.last.weight.data.zero_()
+        self.last = nn.utils.spectral_norm(self.last)
+
+    def forward(self, ids):
+        return self.last(self.embed(ids).mean(1))
+
+
 def first_incident(model):
     torch.manual_seed(0)
     ids = torch.randint(1, 9, (8, 6, 5))
@@ -52,6 +76,11 @@ def first_incident(model):
             "nn.init.zeros_(self.head.weight)",
             "nn.init.normal_(self.head.weight, std=0.001)",
         ),
+        (
+            OldZeroSpectrum,
+            "self.last.weight.data.zero_()",
+            "self.last.weight.data.normal_(std=0.001)",
+        ),
     ],
 )
 def test_the_line_that_makes_the_layer_is_changed(model, line, added):
@@ -60,3 +89,36 @@ def test_the_line_that_makes_the_layer_is_changed(model, line, added):
     assert incident.location.culprit is not None and incident.location.culprit.source == line
     fix = next(f for f in incident.diagnosis.fixes if f.status == "proved")
     assert f"+        {added}" in fix.diff or f"= {added}" in fix.diff
+
+
+def test_zeros_that_were_iterated_on_at_construction_name_their_line_and_nothing_untrue_is_refuted():
+    incident = first_incident(ZeroSpectrum())
+    culprit = incident.location.culprit
+    assert culprit is not None and culprit.source == "nn.init.zeros_(self.critic.weight)"
+    assert all(f.status != "refuted" for f in incident.diagnosis.fixes)
+
+
+class DirectionOfNothing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 4)
+        self.table = nn.Parameter(torch.empty(2, 4))
+        with torch.no_grad():  # what memory may hold
+            for p in self.parameters():
+                if p.shape == (2, 4):
+                    p.fill_(float("nan"))
+
+    def forward(self, x):
+        return self.body(x) @ (self.table / self.table.norm(dim=1, keepdim=True)).t()
+
+
+def test_memory_that_is_divided_by_its_norm_starts_with_random_numbers_since_zeros_fail_too():
+    torch.manual_seed(0)
+    model = DirectionOfNothing()
+    with Guard(model, torch.optim.SGD(model.parameters(), lr=1e-2)) as guard:
+        guard.step(lambda m, x: (m(x) - 1).square().mean(), torch.randn(5, 3))
+    (incident,) = guard.incidents
+    assert incident.diagnosis.cause == "uninitialized_memory"
+    first, *rest = incident.diagnosis.fixes
+    assert first.status == "proved" and "nn.Parameter(torch.randn(2, 4) * 0.02)" in first.diff
+    assert any(f.status == "refuted" and f.remedy == "zeros" for f in rest)

@@ -37,6 +37,31 @@ LOSS_SCALE = """
     print("final", loss)
 """
 
+STEP_BESIDE_THE_SCALER = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**11)
+    use_amp = True
+    for i in range(12):
+        x = torch.randn(8, 6) * (60 if i == 7 else 1)
+        opt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16, enabled=use_amp):
+            out = model(x)
+        loss = (out.float() - x[:, :1]).square().mean()
+        if use_amp:
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        else:
+            loss.backward()
+        opt.step()
+    print("final", loss.item())
+"""
+
 OWN_SCHEDULE = """
     import numpy as np
     import torch
@@ -468,6 +493,7 @@ TWO_OPTIMIZERS = """
         (RAISES_BEFORE_THE_STEP, "set_lr", "opt = torch.optim.Adam(model.parameters(), lr=0."),
         # Both were slower when it was seen to pass; the third is slow enough.
         (TWO_OPTIMIZERS, "set_lr", "(D.parameters(), lr=0.0"),
+        (STEP_BESIDE_THE_SCALER, "step_left_to_scaler", "loss.backward()\n        opt.step()"),
         (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
         # The formula stands in another method than the one that sets the rate.

@@ -138,3 +138,43 @@ def test_a_scale_that_is_looked_for_is_no_incident_whoever_replays(tmp_path, rep
     done = forked([*command, "train.py", "--steps", "6"], tmp_path)
     assert (done.code, done.out.split()[:3]) == (0, ["to", "the", "end"]), done.err
     assert not list(tmp_path.glob("run/incidents/*"))
+
+
+class Reversible(nn.Module):
+    """It keeps a statistic on itself for its second call, which reads it before it is computed anew."""
+
+    def forward(self, x, mode):
+        if mode == "norm":
+            self.spread = x.std(1, keepdim=True)
+            return x / self.spread  # HERE
+        return x * self.spread
+
+
+class Forecaster(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reversible, self.linear = Reversible(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.reversible(self.linear(self.reversible(x, "norm")), "denorm")
+
+
+def forecast_with(model, folder):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with Guard(model, optimizer, run_dir=folder) as guard:
+        for (x,) in guard(data(bad=7)):
+            out = model(x)
+            loss = (out - x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return guard.incidents
+
+
+def test_a_layer_that_keeps_a_statistic_for_its_second_call_is_traced(tmp_path):
+    (incident,) = forecast_with(Forecaster(), tmp_path)
+    assert (incident.event.step, incident.location.op) == (7, "aten.div")
+    assert incident.location.source.endswith("# HERE") and incident.location.is_reproduced
+    assert "batch is gone" not in incident.location.note  # it is the step's own
+    assert incident.diagnosis.cause == "zero_denominator"
+    assert incident.diagnosis.fixes[0].status == "proved"

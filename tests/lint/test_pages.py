@@ -7,7 +7,7 @@ import pytest
 from stayfinite import codes, remedies
 from stayfinite.explain import as_text, page_of
 from stayfinite.lint import Settings, check_source
-from stayfinite.lint.advice import ADVICE
+from stayfinite.lint.check import ADVICE
 
 README = pathlib.Path(__file__).parents[2] / "docs" / "lint" / "README.md"
 CODES = codes.all_codes("lint")

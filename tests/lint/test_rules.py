@@ -9,7 +9,8 @@ import pytest
 from stayfinite import codes
 from stayfinite.explain import page_of
 from stayfinite.lint import Settings, check_source
-from stayfinite.lint.advice import ADVICE
+from stayfinite.lint.check import ADVICE
+from stayfinite.lint.rules.registry import ON_OPERATION
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 CODES = [c.name for c in codes.all_codes("lint")]
@@ -60,6 +61,20 @@ def test_every_code_has_advice_and_fixtures():
     assert set(ADVICE) == set(CODES) == {p.name for p in FIXTURES.iterdir()}
 
 
+CALLS = (
+    "(a / b).{}()", "(a / b).{}(1, 2)", "(a / b).{}(x=1)", "a.{}(*b)", "torch.{}()", "torch.{}(x=a / b)",
+    "torch.{}(1, 2, 3, 4)", "F.{}()", "nn.{}()(a)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(filter(str.isidentifier, ON_OPERATION)))
+def test_any_object_may_have_a_method_of_an_operation_s_name(name):
+    """With whatever arguments: `monitor.compare(a, b)`, `table.select()`."""
+    calls = "\n".join(f"    y += {call.format(name)}" for call in CALLS)
+    text = f"import torch\nfrom torch import nn\nimport torch.nn.functional as F\ndef f(a, b, y):\n{calls}\n"
+    check_source(text, "x.py", Settings(pedantic=True))
+
+
 def test_a_comment_keeps_a_line_out():
     line = "y = torch.log(torch.sigmoid(x))"
     assert found(f"import torch\n{line}\n") == {(2, "SF101")}
@@ -77,6 +92,11 @@ def test_numpy_and_plain_python_are_not_tensors():
     )
     assert found(text) == set()
     assert found(text.replace("np.", "torch.")) != set()
+
+
+def test_a_method_named_like_an_operation_of_the_language_is_a_method():
+    text = "import torch\n\n\ndef test(model, x):\n    return metric.compare(model(x), torch.nan)\n"
+    assert found(text) == set()
 
 
 def test_a_text_without_torch_is_not_even_parsed():

@@ -334,3 +334,20 @@ def test_a_forked_child_can_subscribe_and_leave(module):
     os.close(read)
     assert subscription.is_open and heard == []
     subscription.close()
+
+
+def test_a_wrong_call_is_answered_with_the_name_of_the_function_that_was_called(module):
+    def narrow(original, subscribers):
+        def call(x):
+            return original(x)
+
+        return call
+
+    def answer():
+        with pytest.raises(TypeError) as raised:
+            module.double()
+        return str(raised.value)
+
+    plain = answer()
+    with subscribe(target(module), narrow, []):
+        assert answer() == plain

@@ -231,6 +231,33 @@ def test_value_beyond_float16_fails_only_where_a_batch_with_it_does(is_scaled):
     assert ("a batch with it is finite" in found.value) == is_scaled
 
 
+@pytest.mark.parametrize(("is_summed", "status"), [(True, "pass"), (False, "fail")])
+def test_samples_with_nothing_in_them_fail_only_where_a_batch_with_one_does(is_summed, status):
+    model = nn.Linear(4, 1)
+    batches = [[torch.randn(n, 4) for n in numbers] for numbers in ((3, 2), (1, 0), (2, 4))]
+
+    def loss(m, batch):
+        each = [m(points).pow(2) for points in batch]
+        return sum(e.sum() if is_summed else e.mean() for e in each)
+
+    parts = (model, loss, batches, torch.optim.SGD(model.parameters(), lr=0.1))
+    (found,) = [f for f in check(parts, only=["data"]).findings if f.check == "data/empty"]
+    assert found.status == status and "1 of " in found.value
+
+
+def test_rare_events_are_no_constant_features():
+    model = nn.Linear(4, 6)
+    happened = (torch.arange(6) == torch.arange(24)[:, None] % 5).float()  # the last one never
+    loader = DataLoader(TensorDataset(torch.randn(24, 4), happened), batch_size=8)
+
+    def loss(m, batch):
+        return F.binary_cross_entropy_with_logits(m(batch[0]), batch[1])
+
+    parts = (model, loss, loader, torch.optim.SGD(model.parameters(), lr=0.1))
+    (found,) = [f for f in check(parts, only=["data"]).findings if f.check == "data/constant"]
+    assert found.status == "pass"
+
+
 def test_as_many_samples_as_asked_for():
     scan = scan_loader(DataLoader(Slow(), batch_size=4), [], 100, quiet)
     assert (scan.num_seen, scan.num_total) == (100, 1_000_000)

@@ -226,3 +226,20 @@ def test_what_a_mask_discards_is_masked_before_the_operation(body, operator, lin
 def test_a_mask_that_is_made_later_cannot_stand_before_the_operation():
     body = "r = x / y\nk = y > 0\nreturn torch.where(k, r, 0.0)"
     assert "where(k, y" not in changes(body, "div", line=6, is_discarded=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_offered"),
+    [
+        ("h, _ = self.a(x, x, x, key_padding_mask=m)\nreturn h", True),
+        ("h = self.a(x, x, x, attn_mask=m)[0]\nreturn h", True),
+        ("h, w = self.a(x, x, x, key_padding_mask=m)\nreturn h + w", False),
+        ("return self.a(x, x, x, key_padding_mask=m)", False),
+        ("h, _ = self.a(x, x, x, key_padding_mask=m, need_weights=True)\nreturn h", False),
+        ("h = F.scaled_dot_product_attention(x, x, x, attn_mask=m)[0]\nreturn h", False),
+    ],
+)
+def test_attention_gives_no_weights_only_where_nobody_uses_them(body, is_offered):
+    line = 6 if "\n" in body else None
+    made = changes(body, "_softmax", line=line, is_masked=True)
+    assert any("need_weights=False" in text for text in made) == is_offered

@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from stayfinite import UsageError, remedies
+from stayfinite.remedies.rows import without_bad_rows
 
 
 def changed(text, name, line=None):
@@ -144,3 +145,19 @@ def test_a_name_that_is_taken_is_rejected():
 def test_every_change_says_what_and_why():
     for kind in remedies.CATALOGUE.values():
         assert kind.title and kind.why and kind.title[0].islower()
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"), [("use(x)", "x = x[keep]"), ("use(x, _)", "x, _ = x[keep], _[keep]")]
+)
+def test_an_unused_part_of_the_batch_keeps_its_rows(body, kept):
+    source = remedies.Source(f"import torch\nfor i, (x, _) in enumerate(loader):\n    {body}\n")
+    made = without_bad_rows(source, 2, None, [0], 2)
+    assert f"\n    {kept}\n" in remedies.apply(source.text, [made])[0]
+
+
+def test_the_count_of_a_loop_is_no_part_of_the_batch():
+    source = remedies.Source("import torch\nfor i, data in enumerate(loader, 0):\n    use(data)\n")
+    made = without_bad_rows(source, 2, None, [0], 2)
+    text, _ = remedies.apply(source.text, [made])
+    assert "isfinite(data[0])" in text and "data = [part[keep] for part in data]" in text

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from stayfinite.remedies import Source, apply, at, scaled_loss
+from stayfinite.remedies import Source, apply, at, scaled_loss, step_left_to_scaler
 
 HEAD = "import torch\n\nSCALE = 1024.0\n"
 LOOP = """
@@ -80,3 +80,24 @@ def test_clipping_goes_before_the_step_that_it_is_meant_for():
     clipped = "clip_grad_norm_(model.parameters(), 1.0)\n"
     assert apply(text, [found])[0] == f"opt.zero_grad()\nloss.backward()\n{clipped}opt.step()\n"
     assert not at(Source(clipped + text), line=4, names=["clip_first"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("scaler.step(opt)\nscaler.update()\nopt.step()\n", "scaler.step(opt)\nscaler.update()\n"),
+        (
+            "if amp:\n    scaler.step(opt)\nelse:\n    loss.backward()\nopt.step()\n",
+            "if amp:\n    scaler.step(opt)\nelse:\n    loss.backward()\n    opt.step()\n",
+        ),
+        (
+            "if amp:\n    scaler.step(opt)\nopt.step()\n",
+            "if amp:\n    scaler.step(opt)\nif not (amp):\n    opt.step()\n",
+        ),
+        ("for x in data:\n    scaler.step(opt)\nopt.step()\n", None),
+        ("scaler.step(other)\nopt.step()\n", None),
+    ],
+)
+def test_the_step_beside_the_scaler_is_taken_only_where_the_scaler_does_not_step(before, after):
+    remedy = step_left_to_scaler(Source(before), len(before.splitlines()))
+    assert (apply(before, [remedy])[0] if remedy is not None else None) == after

@@ -5,7 +5,7 @@ from stayfinite.report import terminal
 
 
 def test_the_same_incident_again_and_again_is_no_flood(capsys, monkeypatch):
-    monkeypatch.setattr(terminal, "_told", type(terminal._told)())
+    monkeypatch.setattr(terminal, "_num_reported", type(terminal._num_reported)())
     for step in range(41):
         terminal.say_incident(
             Incident(

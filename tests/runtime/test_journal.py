@@ -16,7 +16,7 @@ from stayfinite.recover.policy import Policy
 from stayfinite.report.journal_read import read_journal
 from stayfinite.report.model import load_run
 from stayfinite.runtime import journal as journaling
-from stayfinite.runtime.journal import LayerSampler, Stage
+from stayfinite.runtime.journal import DeviceRows, LayerSampler
 from stayfinite.runtime.state import TrainState
 
 
@@ -117,7 +117,7 @@ def test_values_on_a_device_are_read_together_and_rows_keep_their_order(monkeypa
         def synchronize(self):
             self.is_done = True
 
-    stage = Stage()
+    stage = DeviceRows()
     first = [((0, 0, torch.tensor(1.0), None, (), None, True), 0.0)]
     assert stage(first, False) == first, "on the CPU nothing is held back"
     late = Late()

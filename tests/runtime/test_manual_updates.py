@@ -220,3 +220,48 @@ def test_functions_that_use_torch_func_compile_whole_as_without_us():
     finally:
         patches.close()
     assert torch.autograd.grad is before
+
+
+OWN_CLASS = """
+import torch
+
+class Scaled:
+    def __init__(self, params):
+        self.params = list(params)
+        self.v = [torch.zeros_like(p) for p in self.params]
+
+    @torch.no_grad()
+    def step(self):
+        for p, v in zip(self.params, self.v):
+            v.mul_(0.9).add_(p.grad**2)
+            UPDATE  # HERE
+
+torch.manual_seed(0)
+table = torch.nn.Embedding(6, 2)
+own = Scaled(table.parameters())
+for i in range(4):
+    loss = (table(torch.arange(6 if i else 5)) - 1).square().mean()
+    table.zero_grad()
+    loss.backward()
+    own.step()
+print("end", bool(table.weight.isfinite().all()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "cause"),
+    [
+        ("p -= 0.1 * p.grad / v.sqrt()", "optimizer_denominator"),
+        ("p.addcdiv_(p.grad, v.sqrt(), value=-0.1)", "optimizer_denominator"),
+        ("p -= 0.1 * p.grad / (v.sqrt() + 1e-8)", None),
+    ],
+)
+def test_an_update_that_divides_by_zero_is_found_in_the_step_before(update, cause, run):
+    source = OWN_CLASS.replace("UPDATE", update)
+    _, found, _ = run(source)
+    assert [i.diagnosis.cause for i in found] == ([cause] if cause else [])
+    for incident in found:
+        assert (incident.event.phase, incident.event.symptom) == ("optimizer", "parameter")
+        assert incident.event.noticed_at_step == incident.event.step + 1
+        assert incident.location.source.startswith(update)
+        assert incident.diagnosis.confidence <= 0.9 and "0 / 0" in incident.diagnosis.summary

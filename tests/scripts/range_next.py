@@ -1,4 +1,5 @@
 """A loop that counts by a range over several lines, and fills lists; the loader goes round by `cycle`."""
+
 import itertools
 import sys
 
@@ -15,14 +16,9 @@ def train(num_steps):
     batches = itertools.cycle(loader)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses, history = [], {"turn": []}
-    for turn in range(
-        num_steps
-    ):
-        rate = (
-            0.1 if turn < 8
-            else 0.05
-        )
+    losses, history = [], {"iteration": []}
+    for iteration in range(num_steps):
+        rate = 0.1 if iteration < 8 else 0.05
         optimizer.param_groups[0]["lr"] = rate
         (xb,) = next(batches)
         target = torch.log1p(xb.sum(1))  # HERE
@@ -31,9 +27,14 @@ def train(num_steps):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        history["turn"].append(turn)
-        print(turn, f"{loss.item():.6f}")
-    print("done", len(losses), history["turn"] == list(range(num_steps)), f"{model.weight.sum().item():.6f}")
+        history["iteration"].append(iteration)
+        print(iteration, f"{loss.item():.6f}")
+    print(
+        "done",
+        len(losses),
+        history["iteration"] == list(range(num_steps)),
+        f"{model.weight.sum().item():.6f}",
+    )
 
 
 train(int(sys.argv[1]))

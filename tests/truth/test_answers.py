@@ -177,6 +177,30 @@ print(w.tolist())
     assert watched.done.out.strip() == str(torch.tensor([0.3, 3.0]).tolist())
 
 
+@pytest.mark.parametrize("search", ["", ', line_search_fn="strong_wolfe"'])
+def test_a_search_that_goes_too_far_is_told_with_how_far_it_went(watch, search):
+    script = f"""
+net = nn.Linear(2, 1)
+opt = torch.optim.LBFGS(net.parameters(), lr=1e6, max_iter=20{search})  # MADE
+x = torch.randn(16, 2)
+def closure():
+    opt.zero_grad()
+    loss = (net(x) ** 8 - 1).square().mean()
+    loss.backward()
+    return loss
+opt.step(closure)
+"""
+    found = watch(script).incidents
+    if search:
+        assert not any(i.diagnosis.cause == "exploding_gradient" for i in found)
+        return
+    first = found[0]
+    assert first.diagnosis.cause == "lr_divergence" and first.diagnosis.confidence <= 0.9
+    assert "the largest weight at its start is" in first.diagnosis.summary
+    assert first.location.culprit.source.endswith("# MADE")
+    assert any("strong_wolfe" in f.title for f in first.diagnosis.fixes)
+
+
 def test_a_search_of_the_guard_is_replayed_where_it_failed():
     net = nn.Linear(1, 1, bias=False)
     with torch.no_grad():

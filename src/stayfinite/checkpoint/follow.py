@@ -49,14 +49,12 @@ class Follower:
         folder: str | os.PathLike[str],
         *,
         limits: Limits = DEFAULT_LIMITS,
-        verify: bool = False,
         patience: int = 5,
     ) -> None:
         self._folder = place(os.fspath(folder))
         if not self._folder.is_dir():
             raise UsageError(f"{folder} is no folder: there is nothing to follow")
         self._limits = limits
-        self._verify = verify
         self._patience = patience
         self._seen: dict[str, _Seen] = {}
         self.num_bad = 0
@@ -88,7 +86,7 @@ class Follower:
         if seen.report is not None:
             return None
         seen.num_looks += 1
-        found = scan(str(unit.path), timeline=False, limits=self._limits, verify=self._verify)
+        found = scan(str(unit.path), timeline=False, limits=self._limits)
         report = next((c for c in found.checkpoints if identity(place(c.path)) == key), None)
         has_time = seen.num_looks < self._patience + 2
         if report is None or (has_time and _may_be_unfinished(report)):

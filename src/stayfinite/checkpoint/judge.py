@@ -6,13 +6,15 @@ import math
 import re
 from collections.abc import Iterator
 
+from ..codes import all_codes
 from ..records import TensorStats
-from .codes import SEVERITY
 from .records import TensorFinding, TensorReport
 from .roles import ROLE_TITLES, is_mask_like
 
-__all__ = ["finding", "is_plainly_fine", "judge_number", "judge_tensor", "needs_range"]
+__all__ = ["SEVERITY", "finding", "is_plainly_fine", "judge_number", "judge_tensor", "needs_range"]
 
+SEVERITY: dict[str, str] = {code.name: code.detail("Verdict") for code in all_codes("scan")}
+"""The verdict of a finding with this code; `codes/scan.py` says what the codes mean."""
 _ABSURD = {"weights": 1e6, "ema": 1e6, "optimizer": 1e15, "batchnorm": 1e12}
 """Ten thousand times the usual maximum of trained weights; squares of gradients may be larger."""
 _FLOOD_SHARE = 0.5

@@ -36,7 +36,7 @@ __all__ = [
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64
 _FEW = 16
-"""None subnormal among so many: one in 65,000 half-subnormal tensors would pass."""
+"""None subnormal among this many: one in 65,000 half-subnormal tensors would pass."""
 
 _LARGE = 1 << 20
 """Bytes from which a tensor's range is not found on the way."""

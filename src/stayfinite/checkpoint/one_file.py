@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
-from .codes import VERDICTS
 from .contents import examine, step_and_epoch
 from .files import MappedFile, Region
 from .judge import finding
@@ -20,7 +19,7 @@ from .pool import touching
 from .rates import find_rates, merge_rates
 from .readers import Contents, find_reader
 from .readers import plain as plain_pickle
-from .records import FileReport, LearningRates, TensorFinding, worst
+from .records import VERDICTS, FileReport, LearningRates, TensorFinding, worst
 from .remote import RemotePath
 from .roles import file_hint, is_data_file
 from .tree import clean

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtraError, UsageError
+from ..parsing import parse_toml
 from .geometry import layout_of
 from .judge import finding
 from .limits import Limits
@@ -224,16 +223,10 @@ def _parse(path: Path, text: str) -> Any:
         except yaml.YAMLError as e:
             raise ValueError(str(e).splitlines()[0]) from None
     if suffix == ".toml":
-        return _parse_toml(path, text)
+        return parse_toml(text)
     if suffix == ".py":
         return _python_constants(ast.parse(text))
     raise UsageError(f"a config must be .json, .yaml, .yml, .toml or .py, got {path.name}")
-
-
-def _parse_toml(path: Path, text: str) -> Any:
-    if sys.version_info < (3, 11):
-        raise UsageError(f"{path}: TOML needs Python 3.11\ntry: pass the rate with --lr")
-    return importlib.import_module("tomllib").loads(text)
 
 
 def _python_constants(tree: ast.AST) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from ..plain import from_plain, to_plain
 from ..records import TensorStats
-from .codes import VERDICTS
 
 __all__ = [
+    "VERDICTS",
     "CheckpointReport",
     "DiffReport",
     "FileReport",
@@ -23,6 +23,9 @@ __all__ = [
     "TimelineEntry",
     "worst",
 ]
+
+VERDICTS = ("healthy", "suspicious", "corrupt", "unreadable", "hostile")
+"""From best to worst. The verdict of a file is that of its worst finding."""
 
 
 def worst(verdicts: list[str]) -> str:

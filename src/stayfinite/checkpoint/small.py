@@ -22,7 +22,7 @@ _MAX_BYTES = 1 << 16
 _MAX_GAP = 1 << 12
 _MAX_STRETCH = 1 << 22
 _REDUCED_BELOW = 256
-"""Up to so many elements, one reduction over all segments is faster than a call for each."""
+"""Up to this many elements, one reduction over all segments is faster than a call for each."""
 _REDUCED = (torch.float32, torch.float64, torch.bfloat16)
 
 

@@ -79,14 +79,14 @@ def usual_changes(
     """
     pairs = _neighbors(a, b)
     found: dict[str, list[float]] = {}
-    told = []
+    renamed = []
     for first, second in pairs:
         changes = _changes(first, second, a, limits)
         if changes:
-            told.append(f"{first.name} → {second.name}")
+            renamed.append(f"{first.name} → {second.name}")
         for name, value in changes.items():
             found.setdefault(name, []).append(value)
-    return {n: statistics.median(v) for n, v in found.items()}, ", ".join(told)
+    return {n: statistics.median(v) for n, v in found.items()}, ", ".join(renamed)
 
 
 def _neighbors(a: CheckpointReport, b: CheckpointReport) -> list[tuple[Path, Path]]:

@@ -13,7 +13,7 @@ from .. import __version__
 __all__ = ["about"]
 
 _PACKAGES = (
-    "numpy", "safetensors", "rich", "typer", "libcst", "lightning", "transformers", "accelerate",
+    "numpy", "safetensors", "rich", "typer", "lightning", "transformers", "accelerate",
     "pytest", "ipython",
 )  # fmt: skip
 

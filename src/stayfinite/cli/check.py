@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_CONFIGS = (".yaml", ".yml", ".json", ".toml", ".py")
 _COLORS = (
     (r"^  (fail) ", "bold red"),
     (r"^  (warn) ", "bold yellow"),
@@ -37,7 +36,7 @@ _COLORS = (
 
 
 def register(app: typer.Typer) -> None:
-    # What stands after TARGET is sorted out in `late_options`.
+    # What stands after TARGET is sorted out in `take_late`.
     settings = {"allow_interspersed_args": False}
     app.command(
         "check",
@@ -76,39 +75,41 @@ def check(
     A script runs unmodified in a process of its own for a few steps; its output is muted and the
     files that it writes are held back. Exit code: 0 no check failed, 1 one did, 2 wrong usage.
     """
-    # Read when torch is loaded: threads that wait without spinning are several times faster where
-    # the machine has other work to do.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _leave_it_to_rank_0()
+    _share_the_machine()
     with plain_errors("nothing was changed"):
-        late, words = late_options([*([module] if module else []), *(target or [])])
+        given = argparse.Namespace(
+            only=list(only or ()), skip=list(skip or ()), json=as_json, html=html, preset=preset,
+            budget=budget, pedantic=pedantic, prove=prove, box=box, config=config,
+        )  # fmt: skip
+        words = options.take_late([*([module] if module else []), *(target or [])], given)
         target = words[1:] if module else words
-        only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
-        as_json, html, preset = as_json or late.json, html or late.html, preset or late.preset
-        prove, box = prove or late.prove or (box or late.box) is not None, box or late.box
-        if prove:
-            only = _with_proof(only)
-        config = config or late.config
-        budget, pedantic = (
-            late.budget if late.budget is not None else budget,
-            pedantic or late.pedantic,
-        )
-        _validate(steps, seed, budget)
-        if preset is not None:
-            config, target = _with_preset(config, preset, target, quiet=as_json)
+        if given.prove or given.box is not None:
+            given.only = _with_proof(given.only)
+        _validate(steps, seed, given.budget)
+        if given.preset is not None:
+            given.config, target = _with_preset(
+                given.config, given.preset, target, quiet=given.json
+            )
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
-            target, module, config, data, only, skip, seed,
+            target, module, given.config, data, given.only, given.skip, seed,
             {
-                "steps": steps, "data_samples": _num_samples(data_samples), "budget_s": budget,
-                "pedantic": pedantic, "save_dir": save, "box_path": _box_path(box),
+                "steps": steps, "data_samples": _num_samples(data_samples),
+                "budget_s": given.budget, "pedantic": given.pedantic, "save_dir": save,
+                "box_path": _box_path(given.box),
             },
         )  # fmt: skip
-        if html is not None:
-            _write_page(report, html)
-        _print(report, as_json, quiet)
+        if given.html is not None:
+            _write_page(report, given.html)
+        _print(report, given.json, quiet)
         raise typer.Exit(report.exit_code)
+
+
+def _share_the_machine() -> None:
+    """Read when torch is loaded: threads that wait without spinning are far faster beside other work."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _leave_it_to_rank_0() -> None:
@@ -117,39 +118,6 @@ def _leave_it_to_rank_0() -> None:
     if rank != "0":
         typer.echo(f"stayfinite check: rank {rank} leaves it to rank 0", err=True)
         raise typer.Exit(0)
-
-
-def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options of ours that stand after TARGET, and what is the script's own.
-
-    `--` ends ours. A config that the script is given is the one to check, too.
-
-    >>> late, words = late_options(["train.py", "--lr", "0.1", "--only", "data", "--json"])
-    >>> late.only, late.json, words
-    (['data'], True, ['train.py', '--lr', '0.1'])
-    >>> late_options(["train.py", "--", "--json"])[1]
-    ['train.py', '--json']
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--skip", action="append", default=[])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--html", type=Path)
-    parser.add_argument("--preset")
-    parser.add_argument("--budget", type=float)
-    parser.add_argument("--pedantic", action="store_true")
-    parser.add_argument("--prove", action="store_true")
-    parser.add_argument("--box", type=Path)
-    end = words.index("--") if "--" in words else len(words)
-    late, rest = parser.parse_known_args(words[1:end])
-    seen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    seen.add_argument("--config", type=Path)
-    given, others = seen.parse_known_args(rest)
-    is_file = given.config is not None and given.config.suffix in _CONFIGS
-    late.config = given.config if is_file and given.config.is_file() else None
-    if words and ":" in words[0] and is_file:
-        rest, late.config = others, given.config  # a build function takes no arguments
-    return late, [*words[:1], *rest, *words[end + 1 :]]
 
 
 def _with_proof(only: list[str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""The arguments and options of `stayfinite check`, with their help."""
+"""The arguments and options of `stayfinite check`, with their help, and those that stand after TARGET."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,10 @@ __all__ = [
     "Skip",
     "Steps",
     "Target",
+    "take_late",
 ]
+
+_CONFIGS = (".yaml", ".yml", ".json", ".toml", ".py")
 
 Target = Annotated[
     list[str] | None,
@@ -36,7 +40,9 @@ Target = Annotated[
 ]
 Module = Annotated[
     str | None,
-    typer.Option("-m", "--module", help="Check a module instead, as `python -m` runs it."),
+    typer.Option(
+        "-m", "--module", metavar="MODULE", help="Check a module instead, as `python -m` runs it."
+    ),
 ]
 Only = Annotated[
     list[str] | None,
@@ -109,3 +115,41 @@ BoxFile = Annotated[
     ),
 ]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]
+
+
+def take_late(words: list[str], given: argparse.Namespace) -> list[str]:
+    """Move the options of ours that stand after TARGET from `words` to `given`; returns what is the script's own.
+
+    `--` ends ours. A config that the script is given is the one to check, too.
+
+    >>> given = argparse.Namespace(only=["init"], skip=[], json=False, config=None)
+    >>> take_late(["train.py", "--lr", "0.1", "--only", "data", "--json"], given)
+    ['train.py', '--lr', '0.1']
+    >>> given.only, given.json
+    (['init', 'data'], True)
+    >>> take_late(["train.py", "--", "--json"], given)
+    ['train.py', '--json']
+    """
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--only", action="append")
+    parser.add_argument("--skip", action="append")
+    for switch in ("--json", "--pedantic", "--prove"):
+        parser.add_argument(switch, action="store_true")
+    for file in ("--html", "--box"):
+        parser.add_argument(file, type=Path)
+    parser.add_argument("--preset")
+    parser.add_argument("--budget", type=float)
+    end = words.index("--") if "--" in words else len(words)
+    _, rest = parser.parse_known_args(words[1:end], given)
+    seen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    seen.add_argument("--config", type=Path)
+    config, others = seen.parse_known_args(rest)
+    file = config.config
+    is_config = file is not None and file.suffix in _CONFIGS
+    if words and ":" in words[0] and is_config:  # a build function takes no arguments
+        rest, given.config = others, given.config or file
+    elif is_config and file.is_file():
+        given.config = given.config or file
+    return [*words[:1], *rest, *words[end + 1 :]]

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     name: Optional[str] = typer.Argument(  # noqa: UP045 - typer reads it
-        None, metavar="[NAME]", help="Which one to run. Without it, all are listed."
+        None, metavar="NAME", help="Which one to run. Without it, all are listed."
     ),
 ) -> None:
     """Run a broken training as it is, then under stayfinite, then with the fix.

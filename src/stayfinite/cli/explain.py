@@ -28,7 +28,9 @@ def explain(
     kind: Annotated[
         str | None, typer.Option(metavar="KIND", help="List only: cause, lint, scan or check.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the page, or the list, as JSON.")
+    ] = False,
 ) -> None:
     """The page of one code: a cause, or a finding of lint, scan or check; without a code, a list."""
     with plain_errors("nothing was written"):

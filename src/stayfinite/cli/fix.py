@@ -52,7 +52,7 @@ def fix_command(
             help="The file to change, if it is not below this folder. Can be repeated.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
 ) -> None:
     """Show the fix of an incident as a diff of your own source, proved by running it.
 

@@ -38,7 +38,10 @@ Script = Annotated[
     ),
 ]
 Module = Annotated[
-    str | None, typer.Option("-m", "--module", help="Run a module instead, as `python -m` does.")
+    str | None,
+    typer.Option(
+        "-m", "--module", metavar="MODULE", help="Run a module instead, as `python -m` does."
+    ),
 ]
 Tries = Annotated[
     list[str] | None,
@@ -46,13 +49,15 @@ Tries = Annotated[
         "--try",
         metavar="KEY=VALUE",
         help="A change: a flag or config key of the script (lr=1e-4, lr=0.1x, use_amp=false), "
-        "env:NAME=VALUE, or one of our own knobs (stayfinite:autocast=off). Repeat it for more "
-        "changes. Default: the usual changes that the script allows.",
+        "env:NAME=VALUE, or one of our own knobs (stayfinite:autocast=off). Can be repeated. "
+        " Default: the usual changes that the script allows.",
     ),
 ]
 UntilStep = Annotated[
     int | None,
-    typer.Option(help="Stop if the unchanged run has not failed by this step (from 0)."),
+    typer.Option(
+        metavar="STEP", help="Stop if the unchanged run has not failed by this step (from 0)."
+    ),
 ]
 AfterIncident = Annotated[
     Path | None,
@@ -65,20 +70,24 @@ AfterIncident = Annotated[
 Margin = Annotated[
     int | None,
     typer.Option(
+        metavar="STEPS",
         help="Steps past the failing one that a change must finish. Default: 5, or a tenth of "
-        "the failing step if that is more."
+        "the failing step if that is more.",
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="Look for config keys in this file only (.yaml .json .toml .py)."),
+    typer.Option(
+        metavar="FILE", help="Look for config keys in this file only (.yaml .json .toml .py)."
+    ),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", "-j", help="Parallel runs. Default: one per core, up to 4; 1 on a GPU."),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Keep the output and files of every run in this new folder.")
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep the output and files of every run in this new folder."),
 ]
 
 
@@ -91,7 +100,9 @@ def ladder_command(
     margin: Margin = None,
     config: Config = None,
     jobs: Jobs = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for each run.")] = 3600.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit for each run.")
+    ] = 3600.0,
     run_dir: RunDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -161,7 +172,7 @@ def _recorded_command(home: Path) -> str:
     from ..investigate.capsule import load_capsule, recorded_command
 
     try:
-        told = recorded_command(load_capsule(home))
+        recorded = recorded_command(load_capsule(home))
     except StayfiniteError:
         return ""
-    return f"the incident says that this was run: {told}\n" if told else ""
+    return f"the incident says that this was run: {recorded}\n" if recorded else ""

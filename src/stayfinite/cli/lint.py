@@ -36,16 +36,19 @@ def lint_command(
     ] = False,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="CODE", help="Only these codes (SF101) or families (SF1)."),
+        typer.Option(
+            metavar="CODE", help="Only these codes (SF101) or families (SF1). Can be repeated."
+        ),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Not these codes or families.")
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Not these codes or families. Can be repeated."),
     ] = None,
     form: Annotated[
         str, typer.Option("--format", metavar="FORM", help="text, json, sarif or github.")
     ] = "text",
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="Processes (default: one for each core).")
+        int | None, typer.Option("--jobs", "-j", help="Processes. Default: one for each core.")
     ] = None,
 ) -> None:
     """Numerically unsafe source, found and repaired without running it.

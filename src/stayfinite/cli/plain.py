@@ -7,18 +7,11 @@ from collections.abc import Iterator
 
 import typer
 
+from ..report.reading import printable
+
 __all__ = ["plain_errors", "printable"]
 
 _INTERRUPTED = 130
-
-
-def printable(text: str) -> str:
-    """Text that may hold names from a file, without anything that would steer a terminal.
-
-    >>> printable("a\\x1b[2J\\nb")
-    'a\\\\x1b[2J\\nb'
-    """
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager

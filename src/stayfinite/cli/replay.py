@@ -43,7 +43,9 @@ def replay_command(
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option("-m", "--module", help="Run a module instead, as `python -m` does."),
+        typer.Option(
+            "-m", "--module", metavar="MODULE", help="Run a module instead, as `python -m` does."
+        ),
     ] = None,
     build: Annotated[
         str | None,
@@ -52,7 +54,9 @@ def replay_command(
             help="For a Guard in your own code: a function that returns model, loss_fn, optimizer [, scheduler, scaler]; also as train.py:build.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time limit for the experiments.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit for the experiments.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the incident as JSON.")] = False,
 ) -> None:
     """Reproduce a saved incident, bisect it to single samples and try the fixes again.
@@ -128,8 +132,8 @@ def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
     """What to type; the incident's own words are shown, for people to judge."""
     from ..investigate.capsule import recorded_command
 
-    told = recorded_command(capsule)
-    says = f"the incident says that this was run: {told}\n" if told else ""
+    recorded = recorded_command(capsule)
+    says = f"the incident says that this was run: {recorded}\n" if recorded else ""
     return (
         f"the step needs your script to run again\n{says}"
         "nothing of that was run: an incident is data that somebody may have sent\n"

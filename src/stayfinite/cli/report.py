@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from .newest_run import newest_run, with_journal
 if TYPE_CHECKING:
     from ..report.model import RunView
 
-__all__ = ["register"]
+__all__ = ["KeyNames", "register"]
 
 _FORMATS = ("html", "md", "json")
 
@@ -22,38 +22,69 @@ def register(app: typer.Typer) -> None:
     app.command("report", short_help="Write a run as one HTML page.")(report)
 
 
-def report(
-    run: Optional[Path] = typer.Argument(  # noqa: UP045 - typer reads it
-        None,
+Run = Annotated[
+    Path | None,
+    typer.Argument(
         metavar="RUN",
         help="A run folder, a .jsonl log, or one incident's folder. Default: the newest run in "
         "stayfinite-runs.",
+        show_default=False,
     ),
-    output: Optional[Path] = typer.Option(  # noqa: UP045
-        None, "-o", "--output", help="Output file; '-' prints it. Default: in the run folder."
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Output file; '-' prints it. Default: in the run folder.",
     ),
-    format: str = typer.Option("html", "--format", help="html, md or json."),
-    png: Optional[Path] = typer.Option(  # noqa: UP045
-        None, "--png", metavar="DIR", help="Also write the plots as PNG files into this folder."
+]
+Format = Annotated[str, typer.Option("--format", metavar="FORM", help="html, md or json.")]
+Png = Annotated[
+    Path | None,
+    typer.Option(
+        "--png", metavar="DIR", help="Also write the plots as PNG files into this folder."
     ),
-    map_: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None,
+]
+KeyNames = Annotated[
+    list[str] | None,
+    typer.Option(
         "--map",
         metavar="FIELD=KEY",
-        help="Names of the keys in another tool's log: loss=total, step=n, ...",
+        help="Names of the keys in another tool's log: loss=total, step=n, ... Can be repeated.",
     ),
-    session: Optional[int] = typer.Option(  # noqa: UP045
-        None, help="Which session of a folder that was used several times. Default: the last."
-    ),
-    rank: int = typer.Option(0, help="Which rank's journal of a distributed run."),
-    points: int = typer.Option(2000, min=10, help="How many points a curve has at most."),
-    max_seconds: float = typer.Option(10.0, help="Processor time for reading the log."),
-    to: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None,
+]
+Session = Annotated[
+    int | None,
+    typer.Option(help="Which session of a folder that was used several times. Default: the last."),
+]
+Rank = Annotated[int, typer.Option(help="Which rank's journal of a distributed run.")]
+Points = Annotated[int, typer.Option(min=10, help="How many points a curve has at most.")]
+MaxSeconds = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Processor time for reading the log.")
+]
+To = Annotated[
+    list[str] | None,
+    typer.Option(
         "--to",
         metavar="SINK",
-        help="Also send to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging.",
+        help="Also send to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging. Can be repeated.",
     ),
+]
+
+
+def report(
+    run: Run = None,
+    output: Output = None,
+    format: Format = "html",
+    png: Png = None,
+    map_: KeyNames = None,
+    session: Session = None,
+    rank: Rank = 0,
+    points: Points = 2000,
+    max_seconds: MaxSeconds = 10.0,
+    to: To = None,
 ) -> None:
     """Write a run as one self-contained HTML page with its curves, incidents and layers.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
+from typing import Annotated
 
 import typer
 
@@ -25,84 +25,133 @@ def register(app: typer.Typer) -> None:
     )(run)
 
 
-def run(
-    target: Optional[list[str]] = typer.Argument(  # noqa: UP045 - typer reads it
-        None, metavar="SCRIPT [ARGS]...", help="The training script and its own arguments."
+Target = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SCRIPT [ARGS]...",
+        help="The training script and its own arguments.",
+        show_default=False,
     ),
-    module: Optional[str] = typer.Option(  # noqa: UP045
-        None,
+]
+Module = Annotated[
+    str | None,
+    typer.Option(
         "-m",
         "--module",
         metavar="MODULE",
         help="Run a module instead of a script, as `python -m` does.",
     ),
-    policy: str = typer.Option(
-        RunOptions.policy,
+]
+WhatPolicy = Annotated[
+    str,
+    typer.Option(
         metavar="POLICY",
         help="What to do about a bad step: auto (skip bad batches; stop if the weights have diverged), "
         "heal (if they have diverged, continue from the last healthy state with a proved setting), skip, "
         "rollback, sanitize (drop bad samples), parts (drop the bad part of a summed loss; one rank "
         "only), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
-    on_spike: str = typer.Option(
-        RunOptions.on_spike,
+]
+OnSpike = Annotated[
+    str,
+    typer.Option(
         metavar="WHAT",
         help="What to do about a spike of the loss or gradient norm: ignore, warn, skip, rollback "
         "or raise.",
     ),
-    run_dir: Optional[Path] = typer.Option(  # noqa: UP045
-        None,
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
         help="Where the journal and the incidents go. Default: stayfinite-runs/<script>-<time>.",
     ),
-    max_skips: int = typer.Option(
-        RunOptions.max_skips, help="Skipped steps in a row after which the run stops."
-    ),
-    budget: float = typer.Option(
-        RunOptions.budget, help="Share of step time for deep checks and snapshots."
-    ),
-    deferred: bool = typer.Option(
-        False,
+]
+MaxSkips = Annotated[int, typer.Option(help="Skipped steps in a row after which the run stops.")]
+Budget = Annotated[
+    float,
+    typer.Option(metavar="SHARE", help="Share of step time for deep checks and snapshots."),
+]
+Deferred = Annotated[
+    bool,
+    typer.Option(
         "--deferred",
         help="Never wait for the device; read the result of a check one step later.",
     ),
-    resume_check: bool = typer.Option(
-        True, help="Refuse to restore a corrupt checkpoint; compare its learning rate."
-    ),
-    diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
-    replay: str = typer.Option(
-        RunOptions.replay,
+]
+ResumeCheck = Annotated[
+    bool, typer.Option(help="Refuse to restore a corrupt checkpoint; compare its learning rate.")
+]
+Diagnose = Annotated[bool, typer.Option(help="Look for the cause and try fixes.")]
+HowReplayed = Annotated[
+    str,
+    typer.Option(
         metavar="HOW",
         help="How a bad step is replayed: auto (only statements without side effects), full (also "
         "statements with side effects, in a sandbox), off.",
     ),
-    plan: Optional[Path] = typer.Option(  # noqa: UP045
-        None,
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
         metavar="FILE",
         help="A YAML file of stages: the criteria of each (loss, a figure that the script prints, "
         "incidents) and the settings it changes. A run folder that is used again continues in its stage.",
     ),
-    without: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None,
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
         metavar="PART",
-        help="Turn a part off: training, loaders, saves, provenance, processes, plan.",
+        help="Turn a part off: training, loaders, saves, provenance, processes, plan. Can be repeated.",
     ),
-    show_patches: bool = typer.Option(
-        False, "--show-patches", help="Print what is patched in the script's process, and why."
-    ),
-    store_args: bool = typer.Option(
-        False,
+]
+ShowPatches = Annotated[
+    bool,
+    typer.Option("--show-patches", help="Print what is patched in the script's process, and why."),
+]
+StoreArgs = Annotated[
+    bool,
+    typer.Option(
         "--store-args",
         help="Store the script's arguments unchanged. Default: without anything that looks like a "
         "password, key or token.",
     ),
-    sink: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
+]
+Sinks = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SINK",
+        help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging. Can be repeated.",
     ),
-    on_incident: Optional[str] = typer.Option(  # noqa: UP045
-        None,
+]
+OnIncident = Annotated[
+    str | None,
+    typer.Option(
         metavar="CMD",
         help="Run this command, or POST to this http(s) address, with the incident's JSON.",
     ),
+]
+
+
+def run(
+    target: Target = None,
+    module: Module = None,
+    policy: WhatPolicy = RunOptions.policy,
+    on_spike: OnSpike = RunOptions.on_spike,
+    run_dir: RunDir = None,
+    max_skips: MaxSkips = RunOptions.max_skips,
+    budget: Budget = RunOptions.budget,
+    deferred: Deferred = False,
+    resume_check: ResumeCheck = True,
+    diagnose: Diagnose = True,
+    replay: HowReplayed = RunOptions.replay,
+    plan: PlanFile = None,
+    without: Without = None,
+    show_patches: ShowPatches = False,
+    store_args: StoreArgs = False,
+    sink: Sinks = None,
+    on_incident: OnIncident = None,
 ) -> None:
     """Train under protection, with nothing changed in the script.
 

@@ -13,9 +13,15 @@ Paths = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="Compare the saved learning rates with this config (.json .yaml .toml .py)."),
+    typer.Option(
+        metavar="FILE",
+        help="Compare the saved learning rates with this config (.json .yaml .toml .py).",
+    ),
 ]
-Rate = Annotated[float | None, typer.Option(help="Compare the saved learning rates with this one.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(metavar="RATE", help="Compare the saved learning rates with this one."),
+]
 Quarantine = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Move corrupt, hostile and unreadable checkpoints into DIR."),
@@ -34,15 +40,21 @@ Checksums = Annotated[
     bool, typer.Option("--checksums", help="Also verify the checksums of archives (slower).")
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Files to scan in parallel (default: up to 4).")
+    int | None,
+    typer.Option("--jobs", "-j", help="Files to scan in parallel. Default: one per core, up to 4."),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every tensor and every finding.")
 ]
 MaxSeconds = Annotated[
-    float, typer.Option(help="Processor time for each part of a file except tensor data.")
+    float,
+    typer.Option(
+        metavar="SECONDS", help="Processor time for each part of a file except tensor data."
+    ),
 ]
-MaxMemory = Annotated[int, typer.Option(help="MB of memory for one file, except mapped data.")]
+MaxMemory = Annotated[
+    int, typer.Option(metavar="MB", help="Megabytes of memory for one file, except mapped data.")
+]
 Watch = Annotated[
     bool,
     typer.Option("--watch", help="Follow a folder: judge each checkpoint once it is written."),
@@ -61,7 +73,10 @@ LastGood = Annotated[
         metavar="FILE", help="With --watch: keep the last good checkpoint's path in this file."
     ),
 ]
-Interval = Annotated[float, typer.Option(min=0.05, help="With --watch: seconds between two polls.")]
+Interval = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=0.05, help="With --watch: seconds between two polls."),
+]
 RayAddress = Annotated[
     str | None,
     typer.Option(

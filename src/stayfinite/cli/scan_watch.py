@@ -72,7 +72,7 @@ def _run(command: list[str], report: CheckpointReport) -> None:
     from ..plain import to_plain
 
     findings = [*report.findings, *(f for r in report.files for f in r.findings)]
-    told = {
+    message = {
         "path": report.path,
         "verdict": report.verdict,
         "step": report.step,
@@ -82,7 +82,7 @@ def _run(command: list[str], report: CheckpointReport) -> None:
     try:
         done = subprocess.run(
             command,
-            input=json.dumps(told),
+            input=json.dumps(message),
             text=True,
             env=env,
             timeout=_COMMAND_SECONDS,

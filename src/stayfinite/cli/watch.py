@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .newest_run import newest_run, with_journal
+from .report import KeyNames
 
 if TYPE_CHECKING:
     from ..report.foreign import KeyMap
@@ -19,26 +20,39 @@ def register(app: typer.Typer) -> None:
     app.command("watch", short_help="Watch a run live, in the terminal or browser.")(watch)
 
 
-def watch(
-    run: Optional[Path] = typer.Argument(  # noqa: UP045 - typer reads it
-        None,
+Run = Annotated[
+    Path | None,
+    typer.Argument(
         metavar="RUN",
         help="A run folder or a .jsonl log, growing or finished. Default: the newest run in "
         "stayfinite-runs.",
+        show_default=False,
     ),
-    interval: float = typer.Option(0.5, min=0.05, help="Seconds between two updates."),
-    once: bool = typer.Option(False, "--once", help="Print one picture and exit."),
-    web: bool = typer.Option(
-        False, "--web", help="Watch in a browser instead; prints a local address."
-    ),
-    port: int = typer.Option(0, min=0, max=65535, help="With --web: the port; 0 takes a free one."),
-    max_seconds: float = typer.Option(10.0, help="Processor time for reading the log once."),
-    map_: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None,
-        "--map",
-        metavar="FIELD=KEY",
-        help="Names of the keys in another tool's log: loss=total, step=n, ...",
-    ),
+]
+Interval = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.05, help="Seconds between two updates.")
+]
+Once = Annotated[bool, typer.Option("--once", help="Print one picture and exit.")]
+Web = Annotated[
+    bool, typer.Option("--web", help="Watch in a browser instead; prints a local address.")
+]
+Port = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, max=65535, help="With --web: the port; 0 takes a free one."),
+]
+MaxSeconds = Annotated[
+    float, typer.Option(metavar="SECONDS", help="Processor time for reading the log once.")
+]
+
+
+def watch(
+    run: Run = None,
+    interval: Interval = 0.5,
+    once: Once = False,
+    web: Web = False,
+    port: Port = 0,
+    max_seconds: MaxSeconds = 10.0,
+    map_: KeyNames = None,
 ) -> None:
     """Show loss, gradient norm, learning rate, scale, layers and incidents live; q quits.
 

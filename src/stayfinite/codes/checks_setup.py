@@ -153,7 +153,7 @@ _CHECKS = {
     ),
     "data/constant": (
         "every feature varies",
-        "a constant feature: its deviation is 0, and standardizing divides by it. Columns of zeros in data of 64 and more features are taken for padding",
+        "a constant feature: its deviation is 0, and standardizing divides by it. Columns of zeros in data of 64 and more features are taken for padding, and what is only 0 and 1 for events",
         "drop the feature, or keep its deviation above 0",
     ),
     "data/labels": (
@@ -168,7 +168,7 @@ _CHECKS = {
     ),
     "data/ids": ("every id has a row in its table", "a word number beyond the largest embedding", "a larger table, or the unknown-word id"),
     "data/shapes": ("samples can be stacked", "samples of different shapes under the default collate function", "pad or crop them, or give the loader a `collate_fn`"),
-    "data/empty": ("no sample is empty", "a sample without an element", "drop it"),
+    "data/empty": ("no sample is empty", "a sample without an element. A batch with it is run: finite is a pass, broken a fail", "mend the mean that is taken over it, or drop it"),
     "data/last-batch": ("the last batch of an epoch is large enough", "a last batch of one sample and a batch norm", "`drop_last=True`"),
     "data/order": ("the data is shuffled", "sorted labels without shuffling", "`shuffle=True`"),
     "data/duplicates": ("samples differ", "30 % of the samples are copies", "check how the data was assembled"),

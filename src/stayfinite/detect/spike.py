@@ -11,6 +11,12 @@ __all__ = ["Spike", "SpikeWatch"]
 
 _MAD_TO_SIGMA = 1.4826
 _REFRESH = 16
+_WINDOW = 64
+_LEAST = 16
+"""The fewest values that make a baseline."""
+_WARN_AT = 6.0
+_ACT_AT = 12.0
+"""Robust standard deviations above the usual."""
 _SMALL = 1e-3
 """Values below this share of the initial level are too small to matter."""
 _LARGEST = sys.float_info.max  # as a limit it admits every number but Inf
@@ -65,27 +71,17 @@ class SpikeWatch:
     True
     """
 
-    def __init__(
-        self,
-        window: int = 64,
-        least: int = 16,
-        warn_at: float = 6.0,
-        act_at: float = 12.0,
-        ratio: float = 3.0,
-    ) -> None:
+    def __init__(self, ratio: float = 3.0) -> None:
         self.ratio = ratio
         """The minimum ratio to the usual: small batches have heavy tails."""
-        self.warn_at = warn_at
-        self.act_at = act_at
-        self._least = least
-        self._values: deque[tuple[int, float]] = deque(maxlen=window)
+        self._values: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
         self._usual = 0.0
         self._spread = 0.0
         self.floor = _LOWEST
         """Values below this are small, relative to the start of the run."""
         self._limit = _LARGEST
         self._quiet = _LARGEST
-        self._num_until_refresh = least
+        self._num_until_refresh = _LEAST
         self._is_inside = False
 
     def is_quiet(self, step: int, value: float) -> bool:
@@ -119,7 +115,7 @@ class SpikeWatch:
         spike = None
         if value > self._limit:
             times = (value - self._usual) / self._spread
-            spike = Spike(step, value, self._usual, times, times > self.act_at)
+            spike = Spike(step, value, self._usual, times, times > _ACT_AT)
         elif self._is_growing(value):
             usual = self._usual if self._limit < _LARGEST else self._values[-2][1]
             spike = Spike(step, value, usual, value / usual, False, is_growing=True)
@@ -163,9 +159,9 @@ class SpikeWatch:
 
     def _refresh(self) -> None:
         self._num_until_refresh = _REFRESH
-        if len(self._values) < self._least:
+        if len(self._values) < _LEAST:
             self._limit = _LARGEST
-            self._num_until_refresh = self._least - len(self._values)
+            self._num_until_refresh = _LEAST - len(self._values)
             return
         values = sorted([v for _, v in self._values])
         usual = self._usual = _median(values)
@@ -175,7 +171,7 @@ class SpikeWatch:
         self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
         if self.floor == _LOWEST:
             self.floor = _SMALL * abs(self._usual)
-        limit = self._usual + self.warn_at * self._spread
+        limit = self._usual + _WARN_AT * self._spread
         self._limit = max(limit, self.ratio * self._usual, self.floor)
 
 

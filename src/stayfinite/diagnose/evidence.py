@@ -1,7 +1,6 @@
 """The evidence: everything known about a failure as plain values, which is all that rules may read.
 
-The investigation gathers what needs the live model, the data set or the optimizer. The evidence has no references to them, so a
-rule can be tested with a few lines and cannot disturb a training.
+It has no references to the live model, data set or optimizer, so a rule can be tested with a few lines.
 """
 
 from __future__ import annotations
@@ -62,6 +61,8 @@ class Weights:
     """Steps since the snapshot."""
     growth: float = 1.0
     """The largest factor by which the norm of one parameter has grown since the start."""
+    searched: float = 0.0
+    """The largest magnitude where the optimizer's own search (LBFGS) evaluated the failing closure; 0 without one."""
 
     @property
     def total_growth(self) -> float:
@@ -134,9 +135,11 @@ class Scale:
     factor: float | None = None
     """A constant by which the loss is multiplied just before the backward."""
     is_scaler_unused: bool = False
+    """Whether a GradScaler scales the loss, but never unscales or steps."""
     is_passed_by: bool = False
     """Whether one optimizer steps through the scaler and another without it."""
-    """Whether a GradScaler scales the loss, but never unscales or steps."""
+    is_stepped_again: bool = False
+    """Whether the scaler has left the step out, and the optimizer was called once more without it."""
     scaler: float | None = None
     is_collapse: bool = False
 
@@ -180,6 +183,8 @@ class Evidence:
     outlier: Outlier | None = None
     resume: Resume = field(default_factory=Resume)
     data: Data | None = None
+    own_update: Data | None = None
+    """The script's own line that moves the weights by a quotient, if its update has made them bad."""
     memory: Memory | None = None
     scale: Scale = field(default_factory=Scale)
     optimizer: Mapping[str, str] = field(default_factory=dict)
@@ -347,10 +352,7 @@ class Evidence:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether finite arguments gave an infinite result without a pole: it is too large.
-
-        It may contain NaN, too: infinite terms of both signs in a sum give one.
-        """
+        """Whether finite arguments gave a result that is too large; a sum of both signs may give NaN with it."""
         return self.birth is not None and self.made_inf and self.has_finite_inputs
 
     @property

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from ..parsing import dotted
+
 __all__ = ["Filling", "filling_of"]
 
 _FRESH = {
@@ -112,17 +114,17 @@ class _Reader:
 
     def _assign(self, scope: _Scope, target: ast.expr, value: ast.expr, depth: int) -> None:
         if isinstance(target, ast.Subscript):
-            events = scope.names.get(_key(target.value))
+            events = scope.names.get(dotted(target.value))
             if events is not None:
                 whole = _is_whole(target.slice)
                 events.is_filled = events.is_filled or whole
                 events.is_partly = events.is_partly or not whole
-            elif _key(target.value).startswith("self."):
-                scope.names[_key(target.value)] = _Events(
+            elif dotted(target.value).startswith("self."):
+                scope.names[dotted(target.value)] = _Events(
                     is_filled=_is_whole(target.slice), is_partly=not _is_whole(target.slice)
                 )
             return
-        key = _key(target)
+        key = dotted(target)
         if not key:
             return
         fresh = self._fresh(scope, value, depth)
@@ -145,7 +147,7 @@ class _Reader:
         for written in (call.func.value, *call.args[:1]):
             is_part = isinstance(written, ast.Subscript) and not _is_whole(written.slice)
             base = written.value if isinstance(written, ast.Subscript) else written
-            key = _key(base).removesuffix(".data")
+            key = dotted(base).removesuffix(".data")
             if not key or key in ("init", "nn.init", "torch.nn.init"):
                 continue
             events = scope.names.setdefault(key, _Events())
@@ -163,7 +165,7 @@ class _Reader:
             made = self._made_by(name, depth)
             if made is not None:
                 return made
-        known = scope.names.get(_key(value))
+        known = scope.names.get(dotted(value))
         if known is not None and known.fresh is not None and not known.is_filled:
             return known.fresh, known.is_partly
         for child in ast.iter_child_nodes(value):
@@ -206,15 +208,6 @@ def _calls(node: ast.stmt) -> list[ast.Call]:
     if isinstance(node, (ast.For, ast.While, ast.If, ast.With, ast.Try)):
         return []
     return [c for c in ast.walk(node) if isinstance(c, ast.Call)]
-
-
-def _key(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        base = _key(node.value)
-        return f"{base}.{node.attr}" if base else ""
-    return ""
 
 
 def _called(call: ast.Call) -> str:

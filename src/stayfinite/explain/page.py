@@ -59,8 +59,8 @@ def find_code(name: str) -> codes.Code:
         return tails[0]
     if tails:
         raise UsageError(f"{wanted!r} is several codes: {', '.join(c.name for c in tails)}")
-    told = f"did you mean {', '.join(near)}?" if near else "no code is like it"
-    raise UsageError(f"unknown code {name!r}; {told}\ntry: stayfinite explain   (lists all codes)")
+    hint = f"did you mean {', '.join(near)}?" if near else "no code is like it"
+    raise UsageError(f"unknown code {name!r}; {hint}\ntry: stayfinite explain   (lists all codes)")
 
 
 def page_of(name: str) -> Page:

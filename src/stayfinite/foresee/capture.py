@@ -6,7 +6,7 @@ before (batch, parameters, constants) is copied at its first read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,25 +24,7 @@ from .memory import Memory
 from .records import Operation
 from .tape import Call, Capture, refs_in
 
-__all__ = ["StepCapture", "capture_steps"]
-
-
-def capture_steps(
-    step: Callable[[], Any],
-    sources: Iterable[SourceRef] = (),
-    module_names: Mapping[int, str] | None = None,
-    num_steps: int = 1,
-) -> Capture:
-    """Run `step` several times and record it.
-
-    `sources` are the named tensors that existed before; `module_names` comes from `name_modules`. A step is one iteration of the
-    training: loss, backward, optimizer.
-    """
-    taken = StepCapture(sources, module_names or {})
-    for _ in range(num_steps):
-        with taken:
-            step()
-    return taken.capture
+__all__ = ["StepCapture"]
 
 
 class StepCapture(TorchDispatchMode):

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 
-__all__ = ["PHASES", "STATUSES", "Operation", "Verdict"]
+__all__ = ["STATUSES", "Operation", "Verdict"]
 
-PHASES = ("forward", "backward", "optimizer")
 STATUSES = ("safe", "can_fail", "unknown")
 
 

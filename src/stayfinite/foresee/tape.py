@@ -91,10 +91,6 @@ class Capture:
     errors: list[str] = field(default_factory=list)
     """What could not be recorded, as text."""
 
-    @property
-    def operations(self) -> tuple[Operation, ...]:
-        return tuple(call.operation for call in self.calls)
-
 
 def refs_in(value: Any) -> Iterator[Ref]:
     """The tensors in arguments or results."""

@@ -71,7 +71,11 @@ def course(investigation: Investigation) -> Replays:
     if is_scaler_skip and result.failure is None:
         left.restore()
         return Verdict(_scale_incident(investigation), [], window)
-    found = result.failure or failure
+    found, noticed = result.failure or failure, None
+    if investigation.was_spoiled_by_own_update(result) and window.step:
+        assert result.origin is not None and result.origin.source is not None
+        found = Failure("parameter", window.step - 1, name=result.origin.source.name)
+        noticed = window.step
     began_corrupted = investigation.began_corrupted(result) and not window.manual_update
     if investigation.engine.ranks.broadcast_from(investigation.leader, began_corrupted):
         return (yield from _travel(investigation, found))
@@ -79,7 +83,9 @@ def course(investigation: Investigation) -> Replays:
     if investigation.is_moved:
         yield from _undo_other_steps(investigation)
     return (
-        yield from _finish(investigation, found, result.origin, investigation.location(result), [])
+        yield from _finish(
+            investigation, found, result.origin, investigation.location(result), [], noticed
+        )
     )
 
 
@@ -179,7 +185,9 @@ def _has_external_input(origin: Origin | None) -> bool:
 
 
 def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:
-    """If the batch of the step is gone, replay with the current one, which may fail in the same way."""
+    """If values of the step are gone, replay with the current ones, which may fail in the same way: its batch, or only
+    what it has overwritten since.
+    """
     if investigation.engine.ranks.has_others or investigation.failure.symptom not in (
         "loss",
         "gradient",
@@ -196,7 +204,10 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
     if result.failure is None or result.origin is None:
         investigation.trace = trace
         return first
-    investigation.is_on_another_batch = True
+    if investigation.has_own_batches:
+        investigation.vehicle = wanted.vehicle
+    else:
+        investigation.is_on_another_batch = True
     return result
 
 

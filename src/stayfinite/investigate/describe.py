@@ -39,6 +39,10 @@ REBUILT = (
     "the state went back to the last snapshot, and the {} since then were computed again on "
     "the same batches and applied: nothing was left out"
 )
+_LEFT_BY_SCRIPT = (
+    "the script has seen the bad value itself and does not train on it; buffers that its forward may have "
+    "spoiled are put back"
+)
 _PHASES = {
     "gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",
     "learning_rate": "optimizer", "buffer": "forward",
@@ -102,16 +106,14 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
     """A sentence about what is unchanged after a step that was not applied."""
     if window.manual_update:
         return window.manual_update
+    if window.is_left_by_script:
+        return _LEFT_BY_SCRIPT
     if window.is_moved:
         return (
             "the step was not applied; another optimizer's step on the same batch had been applied "
             "before and stays"
         )
     text = "the step was not applied: parameters, optimizer state, "
-    if window.is_left_out_by_script:
-        return (
-            "the script itself left the step out; buffers that it made non-finite are as before it"
-        )
     if window.error is not None:
         text = f"the script's own error ended the training; {text}"
     if window.is_loaderless:
@@ -127,6 +129,8 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
 
 def action_kind_of(window: Window) -> str:
     """The kind of action for a skipped window."""
+    if window.is_left_by_script:
+        return "none"
     if not window.manual_update:
         return "skipped"
     return "put_back" if window.is_reverted else "none"

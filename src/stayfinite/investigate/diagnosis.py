@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 
-from ..diagnose.evidence import Evidence
+from ..diagnose.evidence import Data, Evidence
 from ..diagnose.rank import Ranked, conclude, consider, is_said_by, wanted_experiments
 from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
@@ -21,6 +21,7 @@ from .evidence.culprit import CULPRITS, culprit_of
 from .evidence.data_facts import worker_of
 from .evidence.gather import gather
 from .evidence.indices import first_bad
+from .evidence.own_update import own_update
 from .fixes.fix_search import proved_fixes
 from .fixes.rate_change import setting_diff
 from .fixes.untrained_change import with_parameters
@@ -44,7 +45,10 @@ def diagnose(
 ) -> Generator[Replay, ReplayResult, Incident]:
     """Diagnose the incident; the training is left unchanged."""
     seconds = investigation.engine.settings.diagnose_seconds
-    evidence = gather(investigation, incident, origin, seconds)
+    evidence = replace(
+        gather(investigation, incident, origin, seconds),
+        own_update=own_update(investigation, incident, origin),
+    )
     lab = Laboratory(investigation, origin, seconds)
     ranked = consider(evidence)
     while True:
@@ -68,12 +72,12 @@ def diagnose(
         diagnosis = replace(diagnosis, worker=worker_of(investigation.window))
     if investigation.outlook is not None:
         diagnosis = _with_passed_settings(diagnosis, evidence)
-    if lab.also:
-        diagnosis = _with_other_lines(diagnosis, lab.also)
     diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
+    if lab.also and not any(f.status == "proved" and f.diff for f in diagnosis.fixes):
+        diagnosis = _with_other_lines(diagnosis, lab.also)
     if note := save_capsule(investigation, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
-    location = _place(incident.location, evidence)
+    location = _place(incident.location, evidence.own_update or evidence.data)
     location = replace(location, culprit=_culprit(investigation, evidence, diagnosis.cause))
     sizes = {num_rows(ref.value) for ref in investigation.window.batches}
     size = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
@@ -174,9 +178,10 @@ def _indices(investigation: Investigation, rows: tuple[int, ...]) -> tuple[int, 
     return tuple(int(known[r]) for r in rows if isinstance(known[r], int))
 
 
-def _place(location: Location, evidence: Evidence) -> Location:
-    """For a fault in the data pipeline: its line, instead of the first line that used the batch."""
-    data = evidence.data
+def _place(location: Location, data: Data | None) -> Location:
+    """For a fault in the data pipeline or in the script's own update: its line, instead of the first that used the
+    batch or the weights.
+    """
     if data is None or data.file is None or data.origin != "pipeline":
         return location
     return replace(

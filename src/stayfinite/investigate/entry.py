@@ -23,7 +23,7 @@ from .investigation import Investigation
 from .ranks.across_ranks import together
 from .replays.choice import choose_vehicle, trial_vehicle
 from .replays.replay import drive
-from .replays.vehicles import NoVehicle, Vehicle
+from .replays.vehicles import NoVehicle, StepVehicle, Vehicle, refusing_vehicle
 from .time_travel import go_back
 
 __all__ = ["investigate"]
@@ -60,13 +60,23 @@ def _vehicle(engine: Engine, window: Window, failure: Failure, frame: FrameType)
     if ranks.is_lost and not ranks.can_be_apart:
         return NoVehicle(engine)  # the model is sharded, and this rank has only a part of it
     try:
-        return choose_vehicle(engine, window, failure, frame)
+        return _choose(engine, window, failure, frame)
     except Exception:
         if not ranks.is_together:
             raise
         return NoVehicle(
             engine
         )  # the other ranks wait for this one at the end of the investigation
+
+
+def _choose(engine: Engine, window: Window, failure: Failure, frame: FrameType) -> Vehicle:
+    """A loop has several candidates; the loss function of `guard.step` can simply be called again."""
+    if (refusing := refusing_vehicle(engine)) is not None:
+        return refusing
+    if window.batches and window.batches[0].loss_fn is not None:
+        assert engine.step_parts is not None
+        return StepVehicle(engine, engine.step_parts)
+    return choose_vehicle(engine, window, failure, frame)
 
 
 def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
@@ -92,7 +102,7 @@ def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncide
     frame = sys._getframe(2)
 
     def run_again(window: Window, is_current: bool) -> Verdict | bool:
-        vehicle = choose_vehicle(engine, window, failure, frame)
+        vehicle = _choose(engine, window, failure, frame)
         return _run_again(engine, vehicle, window, is_current)
 
     verdict = Verdict(incident, [], window, keeps_random_state=known.keeps_random_state)

@@ -17,6 +17,7 @@ from ..runtime.probes import describe
 from ..runtime.ranks.agreement import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
+from .body.held import HeldData
 from .describe import REBUILT, WENT_BACK, action_kind_of, event_of, not_applied, on_rank, phase_of
 from .evidence.own_counts import OwnCounts
 from .replays.rank_trace import SUM_NOTE, RankTrace
@@ -102,6 +103,7 @@ class Investigation:
         sources += [SourceRef("batch", name, t) for name, t in given]
         kind = RankTrace if ranks.has_others else OpTrace
         self.trace = kind(sources, module_names(self.state.roots))
+        self.trace.elsewhere = HeldData(self.vehicle.scenes()).find
         if isinstance(self.trace, RankTrace):
             self.trace.is_quiet = ranks.has_diverged
         return Replay(
@@ -153,6 +155,8 @@ class Investigation:
                 f"{'is' if num == 1 else 'are'} finite, so it came from one before, which was not traced"
                 f"{_FROM_HERE_ON if self.window.is_added_up else ''}"
             )
+        if self.engine.settings.replay == "off":
+            return "replays are turned off, so the origin was not traced"
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""
         advice = "use guard.step(loss_fn, batch)"
@@ -174,6 +178,15 @@ class Investigation:
             source.kind not in ("batch", "variable")
             and f"{source.kind} {source.name}" not in self.state.initially_bad
         )
+
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether the batches of the step are kept, whatever its variables hold now."""
+        return not self.window.is_loaderless and all(b.items for b in self.window.batches)
+
+    def was_spoiled_by_own_update(self, result: ReplayResult) -> bool:
+        """Whether the script's own update of the step before has made the state bad; it could not be checked there."""
+        return bool(self.window.manual_update) and self.began_corrupted(result)
 
     def is_state_bad(self) -> bool:
         """Whether any state is not finite before the step, so that a replay of it proves nothing."""

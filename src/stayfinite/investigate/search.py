@@ -180,7 +180,7 @@ class Search:
         return self._num_steps + _TRIAL_STEPS <= _MOST_STEPS and not self._lab.is_late
 
     def _passes(self, value: float, length: int) -> Trial:
-        """Run up to so many steps with a value, as long as there is time."""
+        """Run up to this many steps with a value, as long as there is time."""
         lab = self._lab
         lab.to_snapshot()
         before, losses = self._size(), []

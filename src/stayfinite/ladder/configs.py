@@ -11,13 +11,13 @@ import copy
 import importlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..parsing import parse_toml
 from .values import normal
 
 __all__ = ["SUFFIXES", "ConfigKey", "edited", "entries", "find_entries", "load_config"]
@@ -110,7 +110,7 @@ def _parse(file: str, text: str) -> Any:
         if file.endswith(".json"):
             return json.loads(text)
         if file.endswith(".toml"):
-            return _toml().loads(text)
+            return parse_toml(text)
         return _yaml().safe_load(text)
     except (ValueError, RecursionError) as e:
         raise UsageError(f"the config {file} cannot be parsed: {e}") from None
@@ -127,10 +127,6 @@ def _parse(file: str, text: str) -> Any:
 
 def _yaml() -> Any:
     return importlib.import_module("yaml")  # only where a YAML file is met
-
-
-def _toml() -> Any:
-    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def _walk(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator
 
 from .. import remedies
+from ..codes import all_codes
 from ..errors import UsageError
 from ..parsing import parsed
-from .advice import ADVICE
 from .context import Hit
 from .reader import FileReader
 from .records import Finding
 from .settings import Settings
 
-__all__ = ["check_source"]
+__all__ = ["ADVICE", "check_source"]
+
+ADVICE = {code.name: code.detail("Write instead") for code in all_codes("lint")}
+"""One line of advice for each code."""
 
 _IGNORE = re.compile(r"#\s*stayfinite:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 _WORDS = ("torch", ".backward(", "optimizer")

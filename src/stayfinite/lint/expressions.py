@@ -168,7 +168,7 @@ class Expressions:
     def _compare(self, node: ast.Compare) -> Value:
         parts = [node.left, *node.comparators]
         values = [self.eval(part) for part in parts]
-        self.offer(Operation("compare", node, parts, values))
+        self.offer(Operation("<compare>", node, parts, values))
         return Value(v.MASK | v.NOGRAD, node)
 
     def _bool(self, node: ast.BoolOp) -> Value:

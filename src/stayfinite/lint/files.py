@@ -24,7 +24,7 @@ __all__ = ["check_file", "collect", "lint_paths"]
 
 _SKIPPED = {"__pycache__", "node_modules", "build", "dist", "site-packages"}
 _MANY = 48
-"""From so many files on, a second process is faster."""
+"""From this many files on, a second process is faster."""
 _ROUNDS = 10
 
 

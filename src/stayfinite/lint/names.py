@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import lru_cache
 
+from ..parsing import dotted
 from . import values as v
 
 __all__ = ["dotted", "facts_of_name", "is_epsilon", "is_evaluation", "is_loss", "says_safe"]
@@ -32,20 +32,6 @@ _EVALUATION = re.compile(
     re.I,
 )
 _LOSS = re.compile(r"loss|criterion|penalty|objective|elbo|divergence|(^|_)nll|kl_?", re.I)
-
-
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` as text; empty for anything but names.
-
-    >>> dotted(ast.parse("self.net.loss", mode="eval").body)
-    'self.net.loss'
-    """
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        home = dotted(node.value)
-        return f"{home}.{node.attr}" if home else ""
-    return ""
 
 
 @lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..codes import all_codes
-from .advice import ADVICE
+from .check import ADVICE
 from .records import Finding, Report
 
 __all__ = ["as_sarif"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 from ..codes import all_codes
 from ..errors import UsageError
+from ..parsing import parse_toml
 
 __all__ = ["Settings", "read_settings"]
 
@@ -90,9 +89,8 @@ def _table(start: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data = toml.loads(file.read_text(encoding="utf-8"))
+        data = parse_toml(file.read_text(encoding="utf-8"))
     except ValueError as e:  # bad TOML or bad UTF-8
         raise UsageError(f"{file}: {e}") from None
     table = data.get("tool", {}).get("stayfinite", {}).get("lint", {})

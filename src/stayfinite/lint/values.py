@@ -73,7 +73,6 @@ NAN = _fact()
 FIXED = _fact()
 """Independent of data: made of constants, ranges and sizes."""
 MEAN = _fact()
-DTYPE = _fact()
 TINY = _fact()
 """An epsilon that half precision rounds to 0."""
 DIFFERENCE = _fact()

@@ -103,7 +103,7 @@ def birth_facts(
     }:
         facts.update(_reduced(named, bad_results[0][0]))
     if short in {"mm", "bmm", "addmm", "baddbmm", "convolution", "_to_copy", "mul", "add", "sum"}:
-        facts.update(_magnitude_in_double(short, named))
+        facts.update(_magnitude_in_double(named))
     return fresh_nan, fresh_inf, facts
 
 
@@ -165,7 +165,7 @@ def _reduced(named: Mapping[str, Any], result: Tensor) -> dict[str, float]:
     return facts
 
 
-def _magnitude_in_double(short: str, named: Mapping[str, Any]) -> dict[str, float]:
+def _magnitude_in_double(named: Mapping[str, Any]) -> dict[str, float]:
     """An estimate of the result without the dtype's limit (a bound for products)."""
     tensors = [v for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     peaks = []

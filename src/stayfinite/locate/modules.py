@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-__all__ = ["ModuleStack", "name_modules", "unwrapped"]
+__all__ = ["ModuleStack", "inner_module", "name_modules"]
 
 
 def name_modules(roots: Mapping[str, nn.Module]) -> dict[int, str]:
@@ -114,7 +114,7 @@ class ModuleStack:
         return (best[1], best[2]) if best else (None, None)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def inner_module(module: nn.Module) -> nn.Module:
     """The user's model inside DDP, DataParallel or torch.compile."""
     while True:
         inner = getattr(module, "_orig_mod", None)

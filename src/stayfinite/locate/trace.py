@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,8 @@ class OpTrace(TorchDispatchMode):
     def __init__(self, sources: Iterable[SourceRef], module_names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.error = ""
+        self.elsewhere: Callable[[Tensor], SourceRef | None] | None = None
+        """Names a tensor that the replay was given."""
         self.notes: list[Note] = []
         self.modules = ModuleStack(module_names)
         self.writers = Writers()
@@ -248,7 +250,7 @@ class OpTrace(TorchDispatchMode):
     ) -> None:
         short = schema.name.split(".")[-1]
         bad_inputs = [
-            BadInput(g.name, bad, self.writers.find(g.live), self.source_of(g.live))
+            self._bad_input(g, bad)
             for g in given
             if _is_float(g.values) and (bad := badness(g.values))
         ]
@@ -285,6 +287,14 @@ class OpTrace(TorchDispatchMode):
         self.notes.append(note)
         for t, _ in bad_results:
             self.writers.write(t, note.index, whole=not schema.written)
+
+    def _bad_input(self, given: Given, bad: Badness) -> BadInput:
+        producers, source = self.writers.find(given.live), self.source_of(given.live)
+        # An infinity below zero is most often a mask or an initial value of the script's own.
+        is_news = self.elsewhere is not None and not producers and source is None
+        if is_news and (bad.has_nan or bad.has_posinf):
+            source = self.elsewhere(given.values)  # type: ignore[misc]
+        return BadInput(given.name, bad, producers, source)
 
     def _backward_facts(
         self, note: Note, given: list[Given], bad: Tensor | None

@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
+from .unseen import for_each_unseen
+
 __all__ = ["is_compiled", "skip_our_code"]
 
 _done: set[str] = set()
@@ -26,6 +28,8 @@ def skip_our_code() -> None:
     After a graph break, the rest of the call runs in Python, and the compiler looks at every function there. Ours would
     become graphs of their own.
     """
+    if not _done:
+        for_each_unseen(_skip)
     for name, module in list(sys.modules.items()):
         is_ours = name.startswith("stayfinite.") and not name.startswith(_USERS)
         if (is_ours or name == _CHECKS) and name not in _done:

@@ -21,6 +21,7 @@ from ..errors import StayfiniteError
 from .firewall import Firewall
 from .listeners import Ordinary
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
+from .unseen import unseen
 
 __all__ = ["Indices", "LoaderListener", "LoaderPatches", "note_samples", "samples"]
 
@@ -218,6 +219,7 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
     return __next__
 
 
+@unseen
 def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
     """The next batch, with its samples recorded."""
     waiting = known.waiting if known is not None else None
@@ -239,6 +241,7 @@ def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
     return batch
 
 
+@unseen
 def _noted(
     listener: LoaderListener, loader: Any, iterator: Any, read: Callable[..., Any], *given: Any
 ) -> Any:

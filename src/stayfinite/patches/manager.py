@@ -7,6 +7,7 @@ only calls the original until theirs is gone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .unseen import unseen
 
 __all__ = [
     "MakeWrapper",
@@ -25,6 +27,7 @@ __all__ = [
     "Subscription",
     "Target",
     "close_all",
+    "patched",
     "subscribe",
     "table",
     "unpatched",
@@ -119,8 +122,12 @@ class _Layer:
         self.subscribers = Subscribers()
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
-        self.call = make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+        self.call = unseen(make_wrapper(below if is_lowest else self._call_below, self.subscribers))
+        with contextlib.suppress(AttributeError, TypeError):
+            # A wrong call is answered with the name of the function that was called.
+            self.call.__qualname__ = getattr(below, "__qualname__", self.call.__qualname__)
 
+    @unseen
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
         return self.below(*args, **kwargs)
 
@@ -201,7 +208,7 @@ def _dispatcher(patch: _Patch | None) -> FunctionType:
     def call(*args: Any, **kwargs: Any) -> Any:
         return patch.top(*args, **kwargs)  # type: ignore[union-attr]
 
-    return cast("FunctionType", call)
+    return cast("FunctionType", unseen(call))
 
 
 _DISPATCH = _dispatcher(None).__code__
@@ -351,6 +358,14 @@ def unpatched(function: Any) -> Any:
     if type(function) is FunctionType and function.__code__ is _DISPATCH:
         return function.__wrapped__  # type: ignore[attr-defined]
     return function
+
+
+def patched(function: Any, original: Any) -> Any:
+    """The patch of `function`, around another original."""
+    patch: _Patch = function.__closure__[0].cell_contents
+    for layer in patch.layers:
+        original = layer.make_wrapper(original, layer.subscribers)
+    return original
 
 
 def table() -> list[Row]:

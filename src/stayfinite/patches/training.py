@@ -29,13 +29,12 @@ from torch.optim.optimizer import (
 
 from ..errors import StayfiniteError
 from ..putting_back import put_back
-from .backward_seed import seeded
 from .compiled import skip_our_code
 from .grad_scaler import on_scale, on_step
 from .listeners import TrainingListener
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
-__all__ = ["TrainingPatches"]
+__all__ = ["TrainingPatches", "seeded"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
@@ -343,3 +342,17 @@ def _special(
                 _stepping.discard(me)
 
     return listener.special_step(optimizer, closure if callable(closure) else None, call)
+
+
+def seeded(
+    seed: Tensor, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments of `backward`, with the start gradient of the first tensor multiplied by this one."""
+    given = args[0] if args else kwargs.get("grad_tensors")
+    others = {name: value for name, value in kwargs.items() if name != "grad_tensors"}
+    num = 1 if isinstance(tensors, Tensor) else len(tensors)
+    parts: list[Any] = [None] * num
+    if given is not None:
+        parts = [given] if isinstance(given, Tensor) else list(given)
+    parts[0] = seed if parts[0] is None else parts[0] * seed
+    return (parts, *args[1:]), others

@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # the command itself does without torch: importing it takes a
     from ..foresee.tape import Capture
 
 __all__ = [
-    "PRECISIONS",
     "Checks",
     "Group",
     "LayerSeen",
@@ -41,8 +40,6 @@ __all__ = [
     "Step",
     "Subject",
 ]
-
-PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass

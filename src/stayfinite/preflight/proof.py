@@ -93,7 +93,7 @@ def _samples(loader: Any) -> Iterator[Any]:
             if budget.is_over:
                 return
             yield data[i]  # type: ignore[index]
-    except Exception:  # what its samples raise is told by the data group
+    except Exception:  # what its samples raise is reported by the data group
         return
 
 

@@ -104,7 +104,7 @@ def resources(subject: Subject) -> Checks:
         measured[precision] = found
         findings.append(_of_precision(found, fixed, free, is_used=precision == own))
     if own in measured:
-        findings += _smaller(subject, measured[own], fixed, free)
+        findings += _smaller(measured[own])
     return findings
 
 
@@ -185,7 +185,7 @@ def _of_precision(found: Measured, fixed: float, free: float, is_used: bool) -> 
     return make(GROUP, check, words, action, subject=_NAMES[found.precision], data=data, weight=7)
 
 
-def _smaller(subject: Subject, own: Measured, fixed: float, free: float) -> list[Finding]:
+def _smaller(own: Measured) -> list[Finding]:
     """The same samples a step in smaller batches."""
     if own.rows is None or own.half_rows is None:
         reason = "the batch cannot be cut into rows, so smaller ones were not measured"

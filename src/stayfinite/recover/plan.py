@@ -25,11 +25,17 @@ _MOST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a training, and its conditions."""
+    """One stage of a training, and its conditions.
+
+    >>> Stage(name="warmup", steps=100, loss_below=2.0, changes={"lr": 1e-4}).name
+    'warmup'
+    """
 
     name: str
     steps: int
+    """How many steps it has, skipped ones included."""
     max_incidents: int = 0
+    """Condition: at most as many incidents."""
     must_improve: bool = True
     """Condition: the median loss of its last tenth is below that of its first tenth."""
     loss_below: float | None = None

@@ -99,11 +99,11 @@ class Policy:
 
     name: str = "skip"
     max_consecutive_skips: int = 50
-    """The run stops after so many bad steps in a row."""
+    """The run stops after this many bad steps in a row."""
     max_total_skips: int = 1000
-    """The run stops after so many bad steps in total."""
+    """The run stops after this many bad steps in total."""
     max_rollbacks: int = 20
-    """The run stops after so many rollbacks."""
+    """The run stops after this many rollbacks."""
     lr_factor: float = 1.0
     """Policy `rollback`: the factor for the learning rate at each rollback."""
     skip_next: int = 0
@@ -165,7 +165,7 @@ class Policy:
         return (Rung("skip" if self.is_adaptive else self.name),)
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Raise a UsageError if this policy does not support so many ranks.
+        """Raise a UsageError if this policy does not support this many ranks.
 
         >>> Policy.parse("parts").check_ranks(2)
         Traceback (most recent call last):

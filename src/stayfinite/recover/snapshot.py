@@ -66,7 +66,8 @@ class Snapshot:
     def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         if len(tensors) != len(self._live) or any(a is not b for a, b in zip(tensors, self._live)):
             self._live = list(tensors)
-            self._kept = [_room_for(t) for t in tensors]
+            with torch._C.DisableTorchFunctionSubclass():
+                self._kept = [_room_for(t) for t in tensors]
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:
@@ -144,6 +145,12 @@ def _room_for(t: Tensor) -> Tensor:
 
 
 def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
+    # The values alone are copied: a class's own `__torch_function__` does not see it.
+    with torch._C.DisableTorchFunctionSubclass():
+        _copy_values(to, source)
+
+
+def _copy_values(to: list[Tensor], source: list[Tensor]) -> None:
     plain = [
         (a, b)
         for a, b in zip(to, source)

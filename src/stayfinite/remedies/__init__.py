@@ -39,7 +39,7 @@ from .parameters import as_parameters
 from .patching import Patch, apply_patch, read_patch
 from .pipelines import pipeline_candidates
 from .rows import taken_rows, with_filled_values, without_bad_rows, without_bad_rows_of
-from .scaling import ScaledLoss, scaled_loss
+from .scaling import ScaledLoss, scaled_loss, step_left_to_scaler
 from .schedules import schedule_candidates
 from .settings import with_keyword
 from .source import Source
@@ -90,6 +90,7 @@ __all__ = [
     "rows",
     "scaled_loss",
     "schedule_candidates",
+    "step_left_to_scaler",
     "taken_rows",
     "targets",
     "unified_diff",

@@ -17,7 +17,7 @@ __all__ = ["Candidate", "Symptom", "candidates", "is_equivalent", "is_flat", "is
 _HALF = ("float16", "bfloat16")
 _JITTER = 0.02
 _MOST_SINGLE = 3
-"""If a pattern matches up to so many times on a line, each place is also tried alone, after all together."""
+"""If a pattern matches up to this many times on a line, each place is also tried alone, after all together."""
 _ONE_OF_MANY = ("mean_or_zero", "loss_or_zero", "nan_to_zero")
 """If only one selection is empty, the others on the line should stay unchanged."""
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
@@ -61,7 +61,7 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("atan2", "arctan2"), ("atan2_off_origin",)),
     **dict.fromkeys(("linalg_eigh", "linalg_svd", "svd", "linalg_eig"), ("spread_values",)),
 }  # fmt: skip
-_MASKED = ["finite_mask", "open_rows", "open_padding"]
+_MASKED = ["finite_mask", "open_rows", "open_padding", "no_weights"]
 _EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
 _EXPLODING = ("limit_gradient", "limit_gradient_more")
 _INFEASIBLE = (

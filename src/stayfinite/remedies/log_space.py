@@ -132,7 +132,7 @@ def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> tuple[str, 
             return None
         text, edits = made[0], [made[1], Edit(*source.span(x), made[0])]
     if name == "softmax":
-        made_text = _log_softmax(source, inner, text, rest_of_call(source, args, keywords))
+        made_text = _log_softmax(inner, text, rest_of_call(source, args, keywords))
         return None if made_text is None else (made_text, edits)
     home = functional(source)
     if home is None or args or keywords:
@@ -143,7 +143,7 @@ def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> tuple[str, 
     return f"{home}.logsigmoid({text})", edits
 
 
-def _log_softmax(source: Source, node: ast.expr, text: str, rest: str) -> str | None:
+def _log_softmax(node: ast.expr, text: str, rest: str) -> str | None:
     assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if not rest:
         return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 
+from ..parsing import dotted
 from .edits import Edit
 from .source import Source
 
 __all__ = [
     "call",
     "clamped",
+    "dotted",
     "floored",
     "functional",
     "hoisted",
@@ -21,15 +23,6 @@ __all__ = [
 ]
 
 _ROOTS = ("torch", "F", "nn", "th")
-
-
-def dotted(node: ast.AST) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        home = dotted(node.value)
-        return f"{home}.{node.attr}" if home else ""
-    return ""
 
 
 def is_namespace(node: ast.AST) -> bool:

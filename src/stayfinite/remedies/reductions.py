@@ -144,7 +144,7 @@ def finite_mask(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.parent(node)
     while statement is not None and not isinstance(statement, (ast.Call, ast.stmt)):
         statement = source.parent(statement)
-    tensor = _masked(source, statement, node)
+    tensor = _masked(statement, node)
     if tensor is None:
         kind = f"{torch}.{source.dtype}" if source.dtype else f"{torch}.get_default_dtype()"
     else:
@@ -168,7 +168,7 @@ def _is_minus_infinity(node: ast.AST) -> bool:
     return False
 
 
-def _masked(source: Source, holder: ast.AST | None, node: ast.AST) -> str | None:
+def _masked(holder: ast.AST | None, node: ast.AST) -> str | None:
     """The tensor whose entries are masked, if it has a name."""
     found = call(holder, "masked_fill", "masked_fill_") if holder is not None else None
     if found is not None and dotted(found[1]):
@@ -229,6 +229,42 @@ def open_padding(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 @pattern(
+    "no_weights",
+    "let attention return no weights, since nothing uses them: need_weights=False",
+    "torch then computes it fused, and a row without a valid entry gives zeros instead of 0 / 0",
+)
+def no_weights(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    """For `nn.MultiheadAttention`, where two masks that each leave an entry may together leave none."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return None
+    given = {k.arg for k in node.keywords}
+    if not given & {"key_padding_mask", "attn_mask"} or given & {"need_weights", None}:
+        return None
+    is_positional = len(node.args) > 3 or any(isinstance(a, ast.Starred) for a in node.args)
+    if "scaled_dot" in dotted(node.func) or is_positional or not _is_only_first_used(source, node):
+        return None
+    end = source.span(node.keywords[-1])[1]
+    return [Edit(end, end, ", need_weights=False")]
+
+
+def _is_only_first_used(source: Source, node: ast.AST) -> bool:
+    """Whether the second part of a pair that a call returns is thrown away."""
+    holder = source.parent(node)
+    if isinstance(holder, ast.Subscript):
+        return isinstance(holder.slice, ast.Constant) and holder.slice.value == 0
+    if not isinstance(holder, ast.Assign) or len(holder.targets) != 1:
+        return False
+    pair = holder.targets[0]
+    if not isinstance(pair, ast.Tuple) or len(pair.elts) != 2:
+        return False
+    second = pair.elts[1]
+    return isinstance(second, ast.Name) and not any(
+        isinstance(n, ast.Name) and n.id == second.id and isinstance(n.ctx, ast.Load)
+        for n in ast.walk(source.scope(node))
+    )
+
+
+@pattern(
     "zeros",
     "allocate zeros instead of memory that nobody has written",
     "what is not filled later is then 0; what is filled is the same",
@@ -247,6 +283,31 @@ def zeros(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if is_class and is_namespace(node.func.value) and node.args and is_size:
         return [Edit(end - len(node.func.attr), end, "zeros")]
     return None
+
+
+_RANDOM = {
+    "empty": "randn",
+    "empty_like": "randn_like",
+    **dict.fromkeys(("Tensor", "FloatTensor"), "randn"),
+}
+
+
+@pattern(
+    "small_random",
+    "start with small random numbers instead of memory that nobody has written",
+    "unlike zeros they have a norm to divide by, and no two of them learn the same",
+    is_equivalent=False,
+)
+def small_random(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    new = _RANDOM.get(node.func.attr)
+    is_size = all(not isinstance(a, (ast.List, ast.Tuple)) for a in node.args)
+    is_class = node.func.attr.endswith("Tensor")
+    if new is None or not is_namespace(node.func.value) or (is_class and not is_size):
+        return None
+    end, last = source.span(node.func)[1], source.span(node)[1]
+    return [Edit(end - len(node.func.attr), end, new), Edit(last, last, " * 0.02")]
 
 
 @pattern(

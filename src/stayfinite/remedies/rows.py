@@ -14,7 +14,7 @@ __all__ = ["taken_rows", "with_filled_values", "without_bad_rows", "without_bad_
 
 _TITLE = "leave out the rows of the batch that are not finite"
 _TITLE_LARGE = "leave out the rows of the batch that are far too large"
-_WHY = "one bad row spoils the mean over all of them; the others are as good as ever"
+_WHY = "one bad row makes the mean NaN over all of them; the others are as good as ever"
 
 
 _FILLED = "put 0 in place of what is not finite in the batch"
@@ -52,7 +52,7 @@ def without_bad_rows(
         return None
     statement, names, _ = found
     keep = free_name(source, statement, "keep")
-    lines = _lines(torch, keep, names, bad, others, limit, num_parts)
+    lines = _lines(source, torch, keep, names, bad, others, limit, num_parts)
     if lines is None:
         return None
     if model is not None:
@@ -137,7 +137,7 @@ def without_bad_rows_of(
     last, names = _taken_too(source, statement, names)
     at = source.line_start((last.end_lineno or last.lineno) + 1)
     lines = _lines(
-        torch, free_name(source, statement, "keep"), names, bad, others, None, len(names)
+        source, torch, free_name(source, statement, "keep"), names, bad, others, None, len(names)
     )
     if lines is None or source.text[at - 1] != "\n":
         return None
@@ -166,6 +166,7 @@ def _index_of(statement: ast.stmt) -> str:
 
 
 def _lines(
+    source: Source,
     torch: str,
     keep: str,
     names: list[str] | str,
@@ -195,8 +196,14 @@ def _lines(
     if not any(k in bad for k in positions):
         return None
     first = f"{keep} = " + " & ".join(is_good(names[k], k in bad) for k in positions)
-    left, right = ", ".join(names), ", ".join(f"{n}[{keep}]" for n in names)
+    used = [n for n in names if n != "_" or _is_read(source, n)] or names
+    left, right = ", ".join(used), ", ".join(f"{n}[{keep}]" for n in used)
     return [first, f"{left} = {right}"]
+
+
+def _is_read(source: Source, name: str) -> bool:
+    named = (n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name)
+    return any(isinstance(n.ctx, ast.Load) for n in named)
 
 
 def _parts(
@@ -208,10 +215,11 @@ def _parts(
         loop = _loop(source, line)
         if loop is None:
             return None
-        names = _names(loop.target, num_parts)
-        if names is not None:
-            return loop, names, True
         target = loop.target
+        if not _is_counted(loop):
+            names = _names(target, num_parts)
+            if names is not None:
+                return loop, names, True
         if isinstance(target, ast.Tuple) and target.elts:
             target = target.elts[-1]
             names = _names(target, num_parts)
@@ -239,6 +247,12 @@ def _loop(source: Source, line: int) -> ast.For | None:
     found = [n for n in ast.walk(source.tree)
              if isinstance(n, ast.For) and n.lineno <= line <= (n.end_lineno or 0)]  # fmt: skip
     return max(found, key=lambda n: n.lineno) if found else None
+
+
+def _is_counted(loop: ast.For) -> bool:
+    """Whether the first target is a count and not a part of the batch."""
+    calls = (n.func for n in ast.walk(loop.iter) if isinstance(n, ast.Call))
+    return any(isinstance(f, ast.Name) and f.id == "enumerate" for f in calls)
 
 
 def _names(target: ast.expr, num_parts: int) -> list[str] | None:

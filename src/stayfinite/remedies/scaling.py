@@ -9,7 +9,7 @@ from .edits import Edit, Remedy
 from .matching import dotted, free_name, name_of, stands_alone
 from .source import Source
 
-__all__ = ["ScaledLoss", "scaled_loss"]
+__all__ = ["ScaledLoss", "scaled_loss", "step_left_to_scaler"]
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,60 @@ def scaled_loss(source: Source, line: int, scale: ast.expr) -> ScaledLoss | None
     is_name = isinstance(scale, (ast.Name, ast.Attribute))
     is_there = product.lineno <= line <= (product.end_lineno or product.lineno)
     return ScaledLoss(source, product, scale) if is_name and is_there else None
+
+
+def step_left_to_scaler(source: Source, line: int) -> Remedy | None:
+    """Take the `optimizer.step()` on a line only where `scaler.step(optimizer)` is not called.
+
+    >>> s = Source("scaler.step(opt)\\nscaler.update()\\nopt.step()\\n")
+    >>> step_left_to_scaler(s, 3).edits
+    (Edit(start=33, end=44, text=''),)
+    """
+    plain = source.statement_at(line)
+    if not isinstance(plain, ast.Expr) or not isinstance(plain.value, ast.Call):
+        return None
+    optimizer = dotted(plain.value.func).rpartition(".")[0]
+    through = [
+        n for n in ast.walk(source.scope(plain))
+        if isinstance(n, ast.Call) and dotted(n.func).endswith(".step")
+        and [dotted(a) for a in n.args] == [optimizer]
+    ]  # fmt: skip
+    if not optimizer or len(through) != 1 or not stands_alone(source, plain):
+        return None
+    edits = _only_without(source, plain, source.statement(through[0]))
+    if edits is None:
+        return None
+    return Remedy(
+        name="step_left_to_scaler",
+        title="leave the step to the scaler: no optimizer.step() after scaler.step(optimizer)",
+        why="the scaler takes the step itself, and leaves it out after an overflow; with both, every other "
+        "step is taken twice",
+        line=line, edits=tuple(sorted(edits)), is_equivalent=False,
+    )  # fmt: skip
+
+
+def _only_without(source: Source, plain: ast.stmt, scaled: ast.stmt | None) -> list[Edit] | None:
+    """Move a statement to where the other one is not run: nowhere, or the other branch of its condition."""
+    whole = (source.line_start(plain.lineno), source.line_start((plain.end_lineno or 0) + 1))
+    block, at = source.parent(plain), scaled
+    while at is not None and source.parent(at) is not block:
+        inner, at = at, source.parent(at)  # type: ignore[assignment]
+        if not isinstance(at, ast.If) or inner not in at.body:
+            return None
+        if source.parent(at) is block and not at.orelse:
+            indent, newline = source.indent(plain), source.newline
+            text = (
+                f"if not ({source.text_of(at.test)}):{newline}{indent}    {source.text_of(plain)}"
+            )
+            return [Edit(*source.span(plain), text)]
+        if source.parent(at) is block and not isinstance(at.orelse[0], ast.If):
+            last = at.orelse[-1]
+            end = source.line_start((last.end_lineno or 0) + 1)
+            text = f"{source.indent(last)}{source.text_of(plain)}{source.newline}"
+            return [Edit(end, end, text), Edit(*whole, "")]
+    siblings = getattr(block, "body", [])
+    is_same_block = at is scaled and plain in siblings and at in siblings and len(siblings) > 1
+    return [Edit(*whole, "")] if is_same_block else None
 
 
 def _holds(node: ast.AST, wanted: str) -> bool:

@@ -31,9 +31,9 @@ class InlineReport:
         found = f"{count} incident{'s' if count > 1 else ''}" if count else "no incident"
         kinds = Counter(i.diagnosis.cause or "unexplained" for i in self.incidents)
         causes = ", ".join(f"{cause} {n}x" for cause, n in kinds.items())
-        told = f": {causes}" if causes else ""
+        named = f": {causes}" if causes else ""
         warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
-        return f"stayfinite: {self.num_applied} steps applied, {found}{told}{warned}"
+        return f"stayfinite: {self.num_applied} steps applied, {found}{named}{warned}"
 
     def _first_of_each(self) -> list[Incident]:
         return [i for i in self.incidents if i.same_as is None]

@@ -23,6 +23,8 @@ _MAX_EVENTS = 20_000
 _MAX_STEP = 1 << 53
 _MAX_BYTES = 4 << 30
 _MAX_LINE = 1 << 24
+_TAIL_POINTS = 400
+"""How many points a curve of a growing journal has at most."""
 """Longer lines are omitted and counted."""
 
 
@@ -289,13 +291,11 @@ class Tail:
     def __init__(
         self,
         path: Path,
-        points: int = 400,
         keys: KeyMap | None = None,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         self.path = path
         self._max_seconds = max_seconds
-        self._points = points
         self._keys = keys
         self._file: Any = None
         self._rest = b""
@@ -326,7 +326,7 @@ class Tail:
         if session != self.data.session or self.data.curves.num_rows == 0:
             earlier = [p for p in segment_paths(self.path) if p != self.path] if head else []
             self.data = JournalData(path=self.path, session=session, is_foreign=head is None)
-            self.data.curves = Curves(self._points)
+            self.data.curves = Curves(_TAIL_POINTS)
             self._taker = _Taker(self.data, self._keys or KeyMap())
             same = [p for p in earlier if _whole((_head(p) or {}).get("session"), 1) == session]
             _take_all(self._taker, same, self.data, clock)

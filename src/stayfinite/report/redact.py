@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-__all__ = ["HIDDEN", "redact_arguments", "redact_environment", "redact_text"]
+__all__ = ["HIDDEN", "redact_arguments", "redact_text"]
 
 HIDDEN = "***"
 
@@ -75,12 +75,3 @@ def redact_arguments(words: Sequence[str]) -> list[str]:
             shown.append(redact_text(word))
             is_next_secret = word.startswith("-") and is_secret_name(word.lstrip("-"))
     return shown
-
-
-def redact_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Redact environment variables.
-
-    >>> redact_environment({"WANDB_API_KEY": "abc", "OMP_NUM_THREADS": "2"})
-    {'WANDB_API_KEY': '***', 'OMP_NUM_THREADS': '2'}
-    """
-    return {k: HIDDEN if is_secret_name(k) else redact_text(v) for k, v in values.items()}

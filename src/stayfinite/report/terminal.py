@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -106,5 +107,5 @@ def say_summary(incidents: list[Incident], how_many: str, folder: Path) -> None:
     say(
         f"stayfinite: {count} in {how_many}; first: {headline(first)}\n"
         f"stayfinite: details in {where}\n"
-        f"stayfinite: next: stayfinite {command} {where}"
+        f"stayfinite: next: stayfinite {command} {shlex.quote(where)}"
     )

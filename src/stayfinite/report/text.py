@@ -140,7 +140,8 @@ def _first(incident: Incident) -> str:
         lines += _wrapped(f"{d.fixes[0].title}  [proved]", "  fix    ")
         lines += _wrapped(d.fixes[0].why, "  proof  ")
     elif d.fixes:
-        lines += _wrapped("no change of the source was proved; see `try` below", "  fix    ")
+        below = "; see `try` below" if advice(incident) else ""
+        lines += _wrapped(f"no change of the source was proved{below}", "  fix    ")
     return "\n".join(lines)
 
 

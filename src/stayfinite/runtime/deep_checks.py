@@ -19,7 +19,7 @@ from ..patches.imports import renew
 from ..patches.provenance import provenance
 from .discover import find_auxiliaries
 from .journal import RunJournal
-from .outside_modes import outside_user_modes
+from .outside_modes import outside_user_modes, unseen
 from .ranks.agreement import Ranks
 from .ranks.groups import has_world
 from .ranks.meetings import DeepCheckVote
@@ -157,7 +157,7 @@ class DeepChecks:
             self.has_work = True
             if not is_opening:
                 self.initialize()
-                self._early = self._state.weight_versions()
+                self._early = _weight_versions(self._state)
             return
         # A rollback has to restore the new model as well, so it cannot go back beyond this step.
         self._state.buffers.copy()
@@ -176,7 +176,7 @@ class DeepChecks:
         early, self._early = self._early, None
         if early is None or not self._state.buffers.have_moved():
             return early is not None
-        if early == self._state.weight_versions():
+        if early == _weight_versions(self._state):
             self._state.retake_small()
         else:
             self._state.snapshot.drop()
@@ -284,3 +284,10 @@ class DeepChecks:
             self._cost = time.perf_counter() - start
         self._last_started = time.perf_counter()
         return None
+
+
+@unseen
+def _weight_versions(state: TrainState) -> dict[int, int]:
+    """The version counter of each parameter and moment, by id."""
+    tensors = (t for _, t in (*state.parameters(), *state.optimizer_state()))
+    return {id(t): t._version for t in tensors if not t.is_inference()}

@@ -26,7 +26,7 @@ from .frames import StepPlace
 from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
-from .outside_modes import outside_user_modes
+from .outside_modes import unseen
 from .ranks.agreement import Ranks
 from .ranks.groups import has_world
 from .ranks.shared_check import SharedCheck
@@ -106,7 +106,7 @@ class Engine:
         self.log.forget()
         self.deep_checks.forget_due()
 
-    @outside_user_modes
+    @unseen
     def check(
         self, window: Window, optimizer: Optimizer, is_compared: bool = True
     ) -> Failure | None:
@@ -146,7 +146,7 @@ class Engine:
         loss = window.losses[-1][1] if window.losses else None
         return self.monitor.compare(window, *(number_of(t) for t in (loss, window.norm)))
 
-    @outside_user_modes
+    @unseen
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which value is not finite; None for a norm that overflowed over finite gradients."""
         bad = [p for p, grad in self.state.grads(optimizers) if not is_finite(grad)]

@@ -48,10 +48,14 @@ class LastSave:
                 else ""
             )
         since = max(step - self.step, 0)
-        text = (
-            f"the last good checkpoint is {short_path(self.path)}, {since} step"
-            f"{'s' * (since != 1)} ago: {'those' if since != 1 else 'that'} would be lost if the run ended here"
-        )
+        text = f"the last good checkpoint is {short_path(self.path)}, "
+        if since:
+            text += (
+                f"{since} step{'s' * (since != 1)} ago: {'those' if since != 1 else 'that'} would be "
+                "lost if the run ended here"
+            )
+        else:
+            text += "written after the last good step"
         return f"{text} (saved every {max(self._intervals)})" if self._intervals else text
 
 

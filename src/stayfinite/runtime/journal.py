@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..devices import copy_out
 from ..report.journal import Journal, Listener, Row, journal_name
+from .outside_modes import unseen
 from .state import TrainState
 
-__all__ = ["LayerSampler", "RunJournal", "Stage"]
+__all__ = ["DeviceRows", "LayerSampler", "RunJournal"]
 
 _Timed = tuple[Row, float]
 _clock = time.perf_counter
@@ -33,7 +34,7 @@ class RunJournal:
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.file = Journal(
-            Path(folder) / journal_name(0), about=about, listeners=listeners, stage=Stage()
+            Path(folder) / journal_name(0), about=about, listeners=listeners, stage=DeviceRows()
         )
         self.step: Callable[[Row], None] = self.file.append
         """Writes one step, as a row of the history."""
@@ -67,7 +68,7 @@ class RunJournal:
         self.file.close(**fields)
 
 
-class Stage:
+class DeviceRows:
     """Reads values from a device, in one asynchronous copy per batch of rows.
 
     Rows wait until their copy has arrived, at the latest until the next flush.
@@ -132,6 +133,7 @@ class LayerSampler:
         self._not_before = 0.0
         self._names: tuple[str, ...] = ()
 
+    @unseen
     @torch.no_grad()
     def sample(self, step: int) -> dict[str, Any] | None:
         """The measurements, or None if the last ones are recent enough."""

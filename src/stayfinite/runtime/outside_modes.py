@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["outside_user_modes"]
+__all__ = ["outside_user_modes", "unseen"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,5 +36,25 @@ def outside_user_modes(function: F) -> F:
         except NotImplementedError:  # the mode implements the device: nothing runs without it
             _is_mode_needed.append(True)
         return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def unseen(function: F) -> F:
+    """The same for code that only reads: the `__torch_function__` of a tensor's own class does not see its operators either.
+
+    Not for code that copies objects: a tensor that is copied like this loses its class.
+    """
+    outside = outside_user_modes(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _num_function_modes() or _num_dispatch_modes():
+            return outside(*args, **kwargs)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        except NotImplementedError:  # the class does not hold its values where torch looks
+            return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..numerics.health import is_finite
 from ..recover.snapshot import DiskSnapshot, Snapshot
+from .outside_modes import unseen
 from .rng import RngState
 from .state import TrainState
 from .undo import entries, optimizer_extras
@@ -44,6 +45,7 @@ def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) ->
     return True
 
 
+@unseen
 def _snapshot_bytes(state: TrainState) -> int:
     """An estimate: the optimizer keeps about two more tensors of the size of each parameter."""
     tensors = [t for _, t in state.parameters()] + [t for _, t in state.buffers]
@@ -97,6 +99,11 @@ class SearchPoint:
         """None if the search itself has made the weights non-finite."""
         point = cls(optimizer)
         return point if all(is_finite(t) for t in point._there) else None
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of these weights."""
+        return max((float(t.abs().max()) for t in self._there if t.numel()), default=0.0)
 
     @contextlib.contextmanager
     def visited(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..locate.modules import unwrapped
+from ..locate.modules import inner_module
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..putting_back import put_back
@@ -22,6 +22,7 @@ from .batches import named_tensors
 from .buffers import Buffers, join
 from .companions import Companions, undo_of
 from .discover import Auxiliaries
+from .outside_modes import unseen
 from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
@@ -61,7 +62,6 @@ class TrainState:
         self.buffers = Buffers(self._roots, lambda: self.companions.training)
         self._flag: FiniteFlag | None = None
         self._names: dict[int, str] | None = None
-        self._params: list[list[Tensor]] | None = None
         self._rates: list[Any] = []
         self._lrs: tuple[float, ...] = ()
 
@@ -72,7 +72,7 @@ class TrainState:
         return {name: module for name, module in alive.items() if module is not None}
 
     def add_root(self, module: nn.Module, name: str | None = None) -> None:
-        inner = unwrapped(module)
+        inner = inner_module(module)
         if any(m is inner for m in self.roots.values()):
             return
         if name is None:
@@ -140,6 +140,7 @@ class TrainState:
         self.companions.adopt(found, moved, known, num_applied)
         self._forget_caches()
 
+    @unseen
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Track averages of our models (`AveragedModel`); True if there was a new one."""
         known = [id(m) for m in (*self.averages.values(), *self.roots.values())]
@@ -161,7 +162,7 @@ class TrainState:
         self._forget_caches()
 
     def _forget_caches(self) -> None:
-        self._names = self._params = None
+        self._names = None
         self.buffers.search_again()
         self.num_changes += 1
 
@@ -248,6 +249,7 @@ class TrainState:
             *(SourceRef("optimizer_state", n, t) for n, t in self.optimizer_state()),
         ]
 
+    @unseen
     def bad_state(self, ignore_initial: bool = True) -> list[tuple[str, str, Tensor]]:
         """(kind, name, tensor) of everything that is not finite; one fused pass if everything is finite."""
         groups = (
@@ -271,6 +273,7 @@ class TrainState:
             if not (ignore_initial and f"{kind} {name}" in self.initially_bad) and not is_finite(t)
         ]
 
+    @unseen
     @torch.no_grad()
     def note_initial(self) -> None:
         """Note what is not finite before the first step (a mask of -inf by design), so that it is not reported later."""
@@ -312,15 +315,11 @@ class TrainState:
                 named += [(f"group{i} {k}", v) for k, v in group.items() if isinstance(v, Tensor)]
         return named
 
+    @unseen
     def versions(self) -> list[tuple[Tensor, int]]:
         """Each tensor with its version counter, which shows later whether it was written to."""
         named = [*self._moved(), *self.average_tensors()]
         return [(t, t._version) for _, t in named if not t.is_inference()]
-
-    def weight_versions(self) -> dict[int, int]:
-        """The version counter of each parameter and moment, by id."""
-        tensors = (t for _, t in (*self.parameters(), *self.optimizer_state()))
-        return {id(t): t._version for t in tensors if not t.is_inference()}
 
     def is_still_finite(self, versions: list[tuple[Tensor, int]]) -> bool:
         """Whether all tensors written since then are finite; the others were checked then."""

@@ -235,11 +235,13 @@ def modes(roots: Iterable[nn.Module]) -> Capture:
     modules = [m for root in roots for m in root.modules()]
 
     def capture() -> Undo:
-        kept = [m.training for m in modules]
+        # A snapshot keeps this, and a model must not outlive its last user because of it.
+        kept = [(weakref.ref(m), m.training) for m in modules]
 
         def undo() -> None:
-            for module, mode in zip(modules, kept):
-                if module.training != mode:
+            for ref, mode in kept:
+                module = ref()
+                if module is not None and module.training != mode:
                     module.training = mode
 
         return undo

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -130,6 +131,8 @@ class Window:
     failure: Failure | None = None
     small_state: Callable[[], None] | None = None
     """Restores rates, scheduler and scaler to their values when the failure was found."""
+    is_left_by_scaler = False
+    """Whether the scaler had left this step out, and the optimizer was called once more without it."""
     shadows: Any = None
     """The buffers before it, for a deferred step: later windows have overwritten the common copies by then."""
     ahead: Sequence[BatchRef] = ()
@@ -152,12 +155,14 @@ class Window:
     """Whether its loss and norm were compared with the usual."""
     is_moved = False
     """Whether an optimizer had already stepped in this window when the failure was found."""
-    is_left_out_by_script = False
-    """Whether the script has seen the bad value itself and went on without the step."""
     is_loaderless = False
     """Whether the loop makes its batches itself, without a loader."""
     manual_update = ""
     """In a training without a torch optimizer: what was done about the script's own update, as text."""
+    is_left_by_script = False
+    """Whether the script has seen the bad loss itself and gone on without training on it."""
+    left_at: tuple[CodeType, int] | None = None
+    """The `continue` by which it did so."""
     is_reverted = False
     """Whether such an update is undone before the next step."""
     changed_from: tuple[Window, Callable[[Any], Any], bool] | None = None
@@ -188,6 +193,11 @@ class Window:
     @property
     def step(self) -> int:
         return self.batches[-1].step if self.batches else 0
+
+    @property
+    def is_scripts_own(self) -> bool:
+        """Whether the script itself decides about its update, whatever the policy says."""
+        return bool(self.manual_update) or self.is_left_by_script
 
     def is_of(self, optimizer: Any) -> bool:
         """Whether this optimizer steps at its end."""

@@ -23,7 +23,7 @@ class WindowLog(list[Window]):
         self._most = most
         self._num_bytes = 0
         self._num_quiet = 0
-        """So many more windows are added before the clock is read."""
+        """This many more windows are added before the clock is read."""
         self._stale: list[Window] = []
 
     def add(self, window: Window) -> bool:

@@ -20,7 +20,7 @@ class Refused(RuntimeError):
 
 
 class Abandoned(BaseException):
-    """A replay that retries a refused action in an endless loop is ended after so many refusals."""
+    """A replay that retries a refused action in an endless loop is ended after this many refusals."""
 
 
 @dataclass

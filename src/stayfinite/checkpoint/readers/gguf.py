@@ -29,7 +29,7 @@ _PLAIN = {
 
 
 class Packed(NamedTuple):
-    """A quantized type: blocks of so many elements and bytes, with floats at these places."""
+    """A quantized type: blocks of this many elements and bytes, with floats at these places."""
 
     title: str
     elements: int

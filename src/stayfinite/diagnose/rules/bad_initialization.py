@@ -24,10 +24,11 @@ def bad_from_construction(e: Evidence) -> Finding | None:
     return Finding(
         confidence=0.8,
         sentence=f"The {label} had {', '.join(kinds)} among its {stats.num_elements} values before "
-        "the first step: the model was built that way.",
+        "the first step was made, so no update has done it: the model was built that way, or its first forward has "
+        "written it.",
         fixes=(
             Fix(
-                title=f"look at how {label.split(' ', 1)[-1]} is computed when the model is made: a "
+                title=f"look at how {label.split(' ', 1)[-1]} is computed when the model is made or first run: a "
                 "division by a count of zero, a logarithm of zero, a table or a statistic over no data",
                 why="stayfinite.numerics has safe_div, safe_log, safe_std and masked_mean for it; "
                 "with finite values in its place the same step is finite",

@@ -23,9 +23,13 @@ def nonfinite_sample(e: Evidence) -> Finding | None:
     bad = count(number, "value") if stats else "values"
     bad += " that is not finite" if number == 1 else " that are not finite"
     detail = f" {e.data.detail}" if e.data is not None and e.data.detail else ""
+    happened = f"{part(e.source.label)} came out of the data with {bad}"
+    name = (e.source.label or "batch").removeprefix("batch ")
+    if not name.startswith("batch"):
+        happened = f"the script's own {name} holds {bad}, before anything is computed from it"
     return Finding(
         confidence=0.95 if origin == "stored" else 0.75,
-        sentence=f"{part(e.source.label)} came out of the data with {bad}.{detail}",
+        sentence=f"{happened}.{detail}",
         fixes=_fixes(e),
     )
 
@@ -86,8 +90,7 @@ def _fixes(e: Evidence) -> tuple[Fix, ...]:
     return (
         Fix(
             title="clean, mask or drop these samples when the data set is read",
-            why="without these rows the same step is finite; replace fill values and gaps by a mask "
-            "or by 0, never by NaN",
+            why="replace fill values and gaps by a mask or by 0, never by NaN",
             experiment="without_rows",
         ),
     )

@@ -17,7 +17,7 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
         return None
     label = part(e.source.label if e.source else None)
     place = f" at {os.path.basename(d.file)}:{d.line} ({d.source})" if d.file else ""
-    happened = f"The stored samples are finite; {label} became non-finite on the way into the batch"
+    happened = f"{label} became non-finite on the way into the batch"
     if d.is_stored:
         happened = f"{label} was made non-finite when the data set was made"
     short = (d.op or "").split(".")[-1].rstrip("_")
@@ -36,7 +36,7 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
             ),
             Fix(
                 title="drop the samples that the pipeline cannot handle",
-                why="without these rows the same step is finite",
+                why="the other rows of the batch can still be trained on",
                 experiment="without_rows",
             ),
         ),

@@ -20,6 +20,8 @@ def grows_over_depth(e: Evidence) -> Finding | None:
         return None
     if not (e.is_backward or e.is_in_optimizer) or e.has_diverged >= 0.75 or _is_moved_far(e):
         return None
+    if _is_searching_far(e):
+        return None
     if e.largest_input < 1e9 and not e.is_half_birth:
         return None
     if e.is_half_birth and e.dtype == "float16":
@@ -56,7 +58,7 @@ def forward_grows_too(e: Evidence) -> Finding | None:
     """The same product in the forward, on the first step, so no update can be the cause."""
     if e.birth is None or not e.is_overflow or e.is_backward or e.is_half_birth:
         return None
-    if e.kernel not in _PRODUCTS or e.has_diverged >= 0.5:
+    if e.kernel not in _PRODUCTS or e.has_diverged >= 0.5 or _is_searching_far(e):
         return None
     return Finding(
         confidence=0.35,
@@ -70,6 +72,11 @@ def forward_grows_too(e: Evidence) -> Finding | None:
             ),
         ),
     )
+
+
+def _is_searching_far(e: Evidence) -> bool:
+    """Whether the weights are not ordinary where the optimizer's own search has evaluated the loss."""
+    return e.weights.searched > 3 * max(e.weights.largest, 1e-3)
 
 
 def _is_moved_far(e: Evidence) -> bool:

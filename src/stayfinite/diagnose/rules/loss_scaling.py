@@ -16,7 +16,7 @@ _COLLAPSED = 1e-12
 @rule("loss_scaling")
 def static_scale(e: Evidence) -> Finding | None:
     factor = e.scale.factor
-    if factor is None or factor < _LEAST or e.birth is None:
+    if factor is None or factor < _LEAST or e.birth is None or e.scale.is_stepped_again:
         return None
     is_scale = e.is_half or (
         e.has_diverged >= 0.5 and factor >= 256 and factor == 2 ** round(log2(factor))
@@ -112,6 +112,31 @@ def step_beside_the_scaler(e: Evidence) -> Finding | None:
                 why="with the factor taken out, the same steps stay finite",
                 before="optimizer.step()",
                 after="scaler.step(optimizer)",
+                experiment="unscaled",
+            ),
+        ),
+        wants=("unscaled",),
+        proof="unscaled",
+    )
+
+
+@rule("loss_scaling")
+def step_after_the_scaler(e: Evidence) -> Finding | None:
+    """The scaler found an overflow and left the step out, but the loop then stepped by itself."""
+    if not e.scale.is_stepped_again:
+        return None
+    outcome = e.results.get("unscaled")
+    return Finding(
+        confidence={"finite": 0.97, "nonfinite": 0.4}.get(outcome or "", 0.9),
+        sentence="The GradScaler found these gradients not finite and left the step out, which is ordinary while "
+        "it looks for its scale; but optimizer.step() is called once more without it and applies them.",
+        fixes=(
+            Fix(
+                title="remove the optimizer.step() beside scaler.step(optimizer), or call it only where no "
+                "scaler is used",
+                why="the scaler takes the step itself, and leaves it out after an overflow; otherwise every "
+                "step is taken twice",
+                before="optimizer.step()",
                 experiment="unscaled",
             ),
         ),

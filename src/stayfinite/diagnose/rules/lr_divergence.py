@@ -8,6 +8,9 @@ from ..registry import Finding, rule
 from ..searched import clip_fix, rate_fix
 from ..words import num
 
+_FAR = 3.0
+"""How many times larger than at the start of a step its search has made the weights."""
+
 
 @rule("lr_divergence")
 def runs_away(e: Evidence) -> Finding | None:
@@ -36,16 +39,48 @@ def runs_away(e: Evidence) -> Finding | None:
     )
 
 
+@rule("lr_divergence")
+def searches_too_far(e: Evidence) -> Finding | None:
+    """An optimizer that evaluates its closure several times in one step has gone too far within it."""
+    w, kind = e.weights, e.optimizer.get("type", "The optimizer")
+    if not e.is_overflow or not e.location.is_reproduced:
+        return None
+    if w.searched <= _FAR * max(w.largest, 1e-3):
+        return None
+    has_search = "line_search_fn" in e.optimizer
+    fixes = [
+        Fix(
+            title=f"lower the learning rate of {rates(e)}",
+            why="it is the length of the step along the search direction",
+        )
+    ]
+    if kind == "LBFGS" and not has_search:
+        fixes[:0] = [
+            Fix(
+                title='LBFGS: set line_search_fn="strong_wolfe"',
+                why="the length of each step is then searched for, and one that makes the loss larger is not taken",
+                after='line_search_fn="strong_wolfe"',
+            )
+        ]
+    missing = "" if has_search else ", and no line search holds it back"
+    return Finding(
+        confidence=0.9 if w.searched > 10 * max(w.largest, 1e-3) else 0.7,
+        sentence=f"Within this step {kind} has moved the weights up to {num(w.searched)} and evaluated the loss there; "
+        f"the largest weight at its start is {num(w.largest)}. The learning rate of {rates(e)} sets how far it goes{missing}.",
+        fixes=tuple(fixes),
+    )
+
+
 def _sentence(e: Evidence) -> str:
-    told = story(e)
-    if not told:
+    course = story(e)
+    if not course:
         return (
             f"Inputs of {num(e.largest_input)} reach this operator and overflow. Neither the loss nor the "
             f"weights had run away; a learning rate of {rates(e)} may still be too high."
         )
     rate = f"The learning rate of {rates(e)}" if e.event.lr else "The learning rate"
     return (
-        f"The training had run away before this step: {told}. {rate} makes each update overshoot "
+        f"The training had run away before this step: {course}. {rate} makes each update overshoot "
         "the one before, until something overflows."
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import here, line_fix
+from ..words import here, line_fix, part
 
 _DIVIDES = ("div", "addcdiv", "reciprocal", "rsqrt", "true_divide", "divide", "pow")
 _FUSED = (
@@ -63,6 +64,32 @@ def zero_in_the_update(e: Evidence) -> Finding | None:
         sentence=f"{name} divides by exactly zero in its own update: {reason}. The gradients are "
         "finite.",
         fixes=tuple(fixes),
+    )
+
+
+@rule("optimizer_denominator")
+def zero_in_the_scripts_own_update(e: Evidence) -> Finding | None:
+    """The update itself was not seen: what is known is what it was given, what it has left, and its source."""
+    update, source = e.own_update, e.source
+    stats = source.outputs[0].stats if source is not None and source.outputs else None
+    if update is None or update.file is None or stats is None or not stats.num_nan:
+        return None
+    if stats.num_nan == stats.num_elements or e.has_diverged:
+        return None
+    place = f"{os.path.basename(update.file)}:{update.line}"
+    return Finding(
+        confidence=0.8,
+        sentence=f"The gradients before it were finite, and the script's own update has made {stats.num_nan} of the "
+        f"{stats.num_elements} values of {part(source.label if source else None)} NaN. It divides at {place} by a root or "
+        "a norm that nothing keeps from zero: where a gradient has always been zero, that is 0 / 0.",
+        fixes=(
+            Fix(
+                title=f"add an epsilon to the divisor at {place} (1e-8, as torch.optim has it)",
+                why="a gradient or a norm of exactly zero is ordinary: unused rows, silent inputs, padding",
+                file=update.file,
+                line=update.line,
+            ),
+        ),
     )
 
 

@@ -23,7 +23,11 @@ def only_a_part_was_restored(e: Evidence) -> Finding | None:
     return Finding(
         confidence=min(0.96, score + 0.08),
         sentence=f"This run was resumed, and {mismatch}. "
-        + (f"From there on it ran away: {told}." if (told := story(e)) else "It then overflowed."),
+        + (
+            f"From there on it ran away: {course}."
+            if (course := story(e))
+            else "It then overflowed."
+        ),
         fixes=(
             Fix(
                 title=_remedy(e),

@@ -54,16 +54,16 @@ def parameter_never_filled(e: Evidence) -> Finding | None:
         sentence=f"{m.name} {what}{place}. It was bad before the first step.",
         fixes=(
             Fix(
-                title=f"initialize {m.name}, for instance with torch.zeros or a function of "
-                "torch.nn.init",
+                title=f"initialize {m.name} with a function of torch.nn.init, or with zeros where they "
+                "are not divided by",
                 why="torch.empty and torch.Tensor(n) hand out memory as it is",
                 file=m.file,
                 line=m.line,
                 before=m.source,
                 after=_filled(m.source),
-                experiment="filled_state",
             ),
         ),
+        wants=("filled_state",),
     )
 
 

@@ -38,7 +38,7 @@ from .tools import (
 )
 from .verdicts import ON_PURPOSE, Verdicts, check_exact, overflow_of
 
-__all__ = ["ON_PURPOSE", "Judgment", "judge", "judge_fully"]
+__all__ = ["ON_PURPOSE", "Judgment", "judge"]
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,17 @@ class Judgment:
     """The most memory that the shadows held at a time."""
 
 
-def judge(capture: Capture, box: Box) -> tuple[Verdict, ...]:
+def judge(capture: Capture, box: Box) -> Judgment:
     """Compute a verdict for every captured numeric operator, in order."""
-    return judge_fully(capture, box).verdicts
-
-
-def judge_fully(capture: Capture, box: Box) -> Judgment:
-    court = _Court(capture, box)
+    analysis = _Analysis(capture, box)
     with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
-        court.run()
-    found = court.verdicts
+        analysis.run()
+    found = analysis.verdicts
     verdicts = tuple(found[i] for i in sorted(found))
-    return Judgment(verdicts, 16 * court.shadows.peak_elements)
+    return Judgment(verdicts, 16 * analysis.shadows.peak_elements)
 
 
-class _Court:
+class _Analysis:
     def __init__(self, capture: Capture, box: Box) -> None:
         self.capture, self.box = capture, box
         self.shadows = Shadows()
@@ -253,7 +249,7 @@ class _Court:
         return found
 
     def _update_statistics(self, call: Call) -> None:
-        """They are written although the schema need not say so; who reads them later is told."""
+        """They are written although the schema need not say so; a later read of them is a finding."""
         for ref in refs_in(call.args[3:5]):
             memory = self.shadows.of(ref)
             memory.is_exact, memory.after = False, call.operation.index

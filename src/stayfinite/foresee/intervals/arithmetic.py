@@ -85,7 +85,7 @@ def _check_opposite(at: At, x: Span, y: Span) -> None:
 
 
 def _no_nan(s: Span) -> Span:
-    """After inf - inf, which has been told, anything is possible."""
+    """After inf - inf, which is reported already, anything is possible."""
     if is_finite(s.lo, s.hi):
         return s
     s.lo = torch.where(s.lo.isnan(), torch.full_like(s.lo, -math.inf), s.lo)

@@ -37,7 +37,6 @@ def box_around(
     capture: Capture,
     reach: Mapping[str, float] | None = None,
     batch_sizes: Iterable[int] = (),
-    num_steps: int = NUM_STEPS,
 ) -> Box:
     """The box of observed values: each part between its smallest and largest value."""
     data: dict[str, tuple[float, float]] = {}
@@ -51,9 +50,7 @@ def box_around(
         lo, hi = found
         known = data.get(part.name, (lo, hi))
         data[part.name] = (min(lo, known[0]), max(hi, known[1]))
-    return Box(
-        data=data, weights=dict(reach or {}), num_steps=num_steps, batch_sizes=tuple(batch_sizes)
-    )
+    return Box(data=data, weights=dict(reach or {}), batch_sizes=tuple(batch_sizes))
 
 
 def widened_by(box: Box, named: Iterable[tuple[str, torch.Tensor]]) -> Box:

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 LOOSE = 1e6
-"""A range that is so many times wider than the observed values proves nothing: it is unknown."""
+"""A range that is this many times wider than the observed values proves nothing: it is unknown."""
 NEAR = 1e3
 """An overflow is reported only if the observed values are within this factor of the dtype's limit."""
 

@@ -38,7 +38,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def widened(lo: Tensor, hi: Tensor, dtype: torch.dtype, ulps: float) -> tuple[Tensor, Tensor]:
-    """Outwards by so many units in the last place: a kernel need not round correctly."""
+    """Outwards by this many units in the last place: a kernel need not round correctly."""
     eps = ulps * float(torch.finfo(dtype).eps if is_float(dtype) else 0.0)
     # A range of one point at zero stays there: functions are exact where they are zero.
     return lo - lo.abs() * eps, hi + hi.abs() * eps

@@ -12,7 +12,10 @@ from torch import Tensor
 from ...runtime.batches import named_tensors
 from .parts import Part, change
 
-__all__ = ["Candidate", "Seen", "all_rows", "first_row", "on_rows"]
+__all__ = ["Candidate", "Seen", "all_rows", "first_row", "on_rows", "one_in"]
+
+_TOLD = 1e-7
+"""A chance so small is none."""
 
 LEVELS = ("certain", "likely", "possible", "far")
 """certain: it is in the data, or follows from it; likely: such samples were seen; possible: a small change of a real
@@ -88,6 +91,15 @@ def on_rows(
         return new
 
     return changed
+
+
+def one_in(chance: float) -> str:
+    """How often that comes, where samples are drawn by chance; "" for hardly ever.
+
+    >>> one_in(0.0026), one_in(1e-9)
+    (': by chance one batch in 385', '')
+    """
+    return f": by chance one batch in {1 / chance:,.0f}" if chance > _TOLD else ""
 
 
 def all_rows(parts: Sequence[Part], batches: Sequence[Any]) -> Iterator[tuple[Part, Tensor]]:

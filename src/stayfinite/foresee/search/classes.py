@@ -10,17 +10,23 @@ from torch import Tensor
 
 from ...runtime.batches import named_tensors
 from ...runtime.rows import map_tensors
-from .candidates import Candidate, Seen, all_rows
+from .candidates import Candidate, Seen, all_rows, one_in
 from .parts import Part
 
-__all__ = ["columns", "float_classes", "one_class", "one_sided"]
+__all__ = ["columns", "float_classes", "one_class", "one_sided", "unlike", "weak"]
 
 _ARRANGED = 3.0
-"""So many of the batches seen should have lacked a class by chance, and none did."""
+"""This many of the batches seen should have lacked a class by chance, and none did."""
 _MOST_PARTS = 4
 _RARE = 1e-4
 """One batch in 10,000 is like that, if its samples are drawn by chance."""
 _FEWEST_BATCHES = 3
+_FEW_SAMPLES = 4
+"""Batches of so few samples may well be weak altogether."""
+_WEAKER = 0.5
+_SOMETIMES = 1e-3
+"""The share of batches without a cluster that is worth a try."""
+_CENTERS = 4
 
 
 def float_classes(seen: Seen) -> Iterator[Candidate]:
@@ -48,7 +54,7 @@ def columns(seen: Seen) -> Iterator[Candidate]:
                     "absent", f"a batch with {p.name}[:, {column}] {value} only",
                     _gathered_where(seen, p, total, column, value),
                     "possible" if chance > 1e-5 and not is_arranged else "far",
-                    f"{float(share):.0%} of the samples seen have it", probability=chance,
+                    f"{float(share):.0%} of the samples seen have it{one_in(chance)}", probability=chance,
                 )  # fmt: skip
 
 
@@ -77,6 +83,50 @@ def one_sided(seen: Seen) -> Iterator[Candidate]:
             )  # fmt: skip
 
 
+def unlike(seen: Seen) -> Iterator[Candidate]:
+    """Real samples without those most like one of them: a cluster that a small batch may lack."""
+    total = seen.num_rows
+    if total is None or not seen.can_change_rows or len(seen.batches) < _FEWEST_BATCHES:
+        return
+    share = 1 - _SOMETIMES ** (1 / total)
+    wide = [p for p in seen.of_kind("input") if p.is_float and p.has_rows and p.tensor.dim() == 2]
+    for p in wide[:1]:
+        for number in range(_CENTERS):
+            yield Candidate(
+                "unlike", f"a batch of real samples, none of them among the {share:.0%} nearest to one of {p.name} ({number})",
+                _far_from(seen, p, total, share, number), "possible",
+                f"by chance {_SOMETIMES:.0e} of the batches", probability=_SOMETIMES,
+            )  # fmt: skip
+
+
+def _far_from(seen: Seen, p: Part, total: int, share: float, number: int) -> Callable[[], Any]:
+    """Without the nearest to the sample that is furthest from those left out before it."""
+
+    def make() -> Any:
+        rows = _pool(seen, p, total, lambda t: torch.ones(len(t), dtype=torch.bool))
+        values = torch.stack([dict(named_tensors(b))[p.name][i].detach().float() for b, i in rows])
+        nearest = (values - values.mean(0)).norm(dim=1)
+        for _ in range(number + 1):
+            apart = (values - values[nearest.argmax()]).norm(dim=1)
+            nearest = torch.minimum(nearest, apart)
+        kept = apart.argsort()[int(share * len(rows)) + 1 :].sort().values.tolist()
+        picked = [rows[i] for i in kept]
+        return _put_together(_enough(picked, total, len(picked), total), total)
+
+    return make
+
+
+def weak(seen: Seen) -> Iterator[Candidate]:
+    """Targets that are all half as large: no overlap, no score above a threshold."""
+    for p in seen.of_kind("target")[:_MOST_PARTS]:
+        is_score = p.is_float and p.is_positive and p.tensor.dim() > 1 and p.has_rows
+        if is_score and not (p.is_code or p.is_unit or p.is_tight):
+            is_near = seen.num_rows is not None and seen.num_rows <= _FEW_SAMPLES
+            what = f"{p.name} half as large in a whole batch"
+            make = seen.changed([p], lambda t: _WEAKER * t)
+            yield Candidate("weak", what, make, "possible" if is_near else "far")
+
+
 def _extreme(seen: Seen, p: Part, total: int, share: float, is_low: bool) -> Callable[[], Any]:
     """Real samples of this share of them, by the largest value of each (or the smallest)."""
 
@@ -102,17 +152,17 @@ def one_class(seen: Seen, p: Part, word: str) -> Iterator[Candidate]:
         return
     for value in sorted(counts, key=lambda v: -counts[v])[:3]:
         share = counts[value] / sum(counts.values())
-        why = f"{share:.0%} of the samples seen have it"
         chance = share**total
+        why = f"{share:.0%} of the samples seen have it{one_in(chance)}"
         level = "likely" if chance > 1e-2 else "possible" if chance > 1e-5 else "far"
         yield Candidate(
-            "one-class", f"a batch with {p.name} {value} only ({word})",
+            "one-class", f"a batch with {p.name} {value:g} only ({word})",
             _gathered(seen, p, value, total), level, why, probability=chance,
         )  # fmt: skip
     value = max(counts, key=lambda v: counts[v])
     most = max(1, (3 * total) // 4)
     yield Candidate(
-        "skewed", f"a batch with {p.name} {value} in three samples of four",
+        "skewed", f"a batch with {p.name} {value:g} in three samples of four",
         _gathered(seen, p, value, most), "possible",
     )  # fmt: skip
     if len(counts) > 2:
@@ -126,14 +176,14 @@ def _absent(seen: Seen, p: Part, counts: dict[int, int], total: int) -> Iterator
     chance = (1 - share) ** total
     is_arranged = chance * len(seen.batches) > _ARRANGED
     yield Candidate(
-        "absent", f"a batch without any {p.name} {rare}", _without(seen, p, rare),
+        "absent", f"a batch without any {p.name} {rare:g}", _without(seen, p, rare),
         "possible" if chance > 1e-4 and not is_arranged else "far",
-        f"{counts[rare]} of {sum(counts.values()):,} samples seen have it", probability=chance,
+        f"{counts[rare]} of {sum(counts.values()):,} samples seen have it{one_in(chance)}", probability=chance,
     )  # fmt: skip
 
 
 def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]:
-    """The first batch with so many of its samples replaced by real ones that have this number."""
+    """The first batch with this many of its samples replaced by real ones that have this number."""
 
     def make() -> Any:
         total = seen.num_rows or 1

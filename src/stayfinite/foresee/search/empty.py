@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from .candidates import Candidate, Seen
 from .parts import Part
 from .plain_numbers import leaves, put
 
-__all__ = ["empties", "plain_empties"]
+__all__ = ["empties", "empty_batches", "plain_empties"]
 
 _MOST_GROUPS = 6
 _MOST_PLAIN = 3
@@ -21,6 +22,10 @@ _FEW, _SOME = 2, 4
 """Where so few were seen, there may be none; where so many, one."""
 _SHORT = 40
 """A text of fewer characters was seen: then one of none may come."""
+_INDEX = re.compile(r"\[\d+\](?!.*\[\d+\])")
+"""A sample's place in a list."""
+_USUAL, _RARE = 1e-2, 1e-5
+"""The share of batches that are like that by chance."""
 
 
 def empties(seen: Seen) -> Iterator[Candidate]:
@@ -37,6 +42,39 @@ def empties(seen: Seen) -> Iterator[Candidate]:
             why = f"from {smallest} on were seen"
             make = _narrowed(seen, group, number)
             yield Candidate("empty", what, make, level, why, may_raise=True)
+
+
+def empty_batches(seen: Seen) -> Iterator[Candidate]:
+    """A list with something of each sample, and nothing of any: a batch of images without an object."""
+    fields = [_fields(b) for b in seen.batches]
+    together: dict[tuple[int, ...], list[str]] = {}
+    for field, tensors in fields[0].items():
+        sizes = tuple(t.shape[0] for f in fields for t in f.get(field, ()))
+        is_alike = len({(t.dtype, t.shape[1:]) for f in fields for t in f.get(field, ())}) == 1
+        if len(tensors) > 1 and is_alike and 0 in sizes:
+            together.setdefault(sizes, []).append(field)
+    for sizes, names in list(together.items())[:_MOST_GROUPS]:
+        share = sizes.count(0) / len(sizes)
+        chance = share ** len(fields[0][names[0]])
+        level = "likely" if chance > _USUAL else "possible" if chance > _RARE else "far"
+        what = f"{' and '.join(names)} with nothing in any of them"
+        why = f"{share:.0%} of those seen have nothing in them"
+        make = _hollow(seen, {id(t) for n in names for t in fields[0][n]})
+        yield Candidate("empty", what, make, level, why, may_raise=True, probability=chance)
+
+
+def _fields(batch: Any) -> dict[str, list[Tensor]]:
+    """The tensors of each list, under the name without the index; the batch's own parts are no list."""
+    found: dict[str, list[Tensor]] = {}
+    for name, t in named_tensors(batch):
+        at = _INDEX.search(name)
+        if t.dim() > 0 and at and name[: at.start()] + name[at.end() :] != "batch":
+            found.setdefault(_INDEX.sub("[*]", name), []).append(t)
+    return found
+
+
+def _hollow(seen: Seen, wanted: set[int]) -> Callable[[], Any]:
+    return lambda: map_tensors(seen.batch, lambda t: t.detach()[:0] if id(t) in wanted else t)
 
 
 def _smallest(seen: Seen, p: Part, dim: int) -> int:

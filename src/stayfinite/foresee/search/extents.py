@@ -14,7 +14,7 @@ from .parts import Part, part_of
 __all__ = ["boxes", "firm_boxes", "is_flat"]
 
 _EVEN = (4, 6)
-"""Two corners of a box: so many numbers."""
+"""Two corners of a box: this many numbers."""
 _ALIKE, _FEW = 1e-3, 0.25
 """Sizes that differ by less are the same one; so small a share of all are different ones."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...runtime.rows import num_rows
 from .candidates import Candidate, Seen
-from .classes import columns, float_classes, one_sided
-from .empty import empties, plain_empties
+from .classes import columns, float_classes, one_sided, unlike, weak
+from .empty import empties, empty_batches, plain_empties
 from .ids import bands, groups, ids, tokens, unseen_padding
 from .joint import both, corners, halves, swapped
 from .packed import packed
@@ -23,7 +23,7 @@ __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
     masks, labels, tokens, ids, groups, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
-    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, columns, one_sided, lengths, packed, empties, shorter, growing, plain_empties, flags,
+    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, columns, one_sided, unlike, weak, lengths, packed, empties, empty_batches, shorter, growing, plain_empties, flags,
     numbers, widths, sizes,
 )  # fmt: skip
 """Those that code may refuse come last: a script that raises has to be started again."""

@@ -21,7 +21,7 @@ _FEW, _SHARE = 2, 0.25
 """A group of so few entries, or of this share of the usual number, is next to an empty one."""
 _FEWEST_GROUPS = 3
 _EVERYWHERE = 0.9
-"""An id that is in so many of the sequences is a mark (a beginning, an end), no word."""
+"""An id that is in this many of the sequences is a mark (a beginning, an end), no word."""
 
 
 def _filled(value: float) -> Callable[[Tensor], Tensor]:

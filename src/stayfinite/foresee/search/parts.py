@@ -15,19 +15,17 @@ from ...runtime.batches import named_tensors
 from ...runtime.rows import map_tensors, num_rows
 from .padding import padding_of
 
-__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "part_of", "parts_of"]
+__all__ = ["Part", "change", "is_rotation", "is_unit", "part_of", "parts_of"]
 
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 _MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
 _LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
-IGNORED = -100
-"""What torch's cross entropy leaves out by default."""
 _MOST_VALUES = 200_000
 _SPREADS = 10.0
 """Distances from the median to the largest value seen: nothing comes from further away."""
 _FEW = 2.0
 _NEAR = 0.25
-"""A count of so many, or of this share of the usual one, is next to 0."""
+"""A count of this many, or of this share of the usual one, is next to 0."""
 _DOWN_TO_ZERO = 0.02
 """Of the usual amount; what comes as near to 0 as this may reach it."""
 _LOWER = 0.1
@@ -39,7 +37,7 @@ _FEWEST_ON_GRID = 3
 _LARGEST_ON_GRID = 2000.0
 """Float32 no longer holds cents exactly enough to tell beyond it."""
 _VECTOR = 8
-"""So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
+"""This many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 _EXACT = 2.0**24
 """Every float32 beyond it is a whole number, whatever it means."""
 
@@ -137,6 +135,11 @@ class Part:
         is_count = self.is_whole and self.low <= max(_FEW, _NEAR * self.middle)
         is_amount = self.low <= _FEW * self.grid
         return self.low <= 0 or is_count or is_amount or self.is_bounded or self.nears_zero
+
+    @property
+    def may_concentrate(self) -> bool:
+        """A distribution some of whose shares were next to nothing: one of them may be 0, or all the rest."""
+        return self.is_distribution and self.low < _DOWN_TO_ZERO * self.middle
 
     @property
     def may_rest(self) -> bool:

@@ -17,7 +17,7 @@ _MOST_PARTS = 6
 _SMALL = 8
 """Batches of so few samples may well be all alike."""
 _SPARSE, _VERY_SPARSE = 0.1, 0.85
-"""Where so many values are 0, that says that there is none: a depth that was not measured."""
+"""Where this many values are 0, that says that there is none: a depth that was not measured."""
 
 
 def _sets(seen: Seen, *kinds: str) -> Iterator[tuple[str, list[Part]]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...runtime.batches import named_tensors
 from ...runtime.rows import map_tensors, num_rows, take_rows
-from .candidates import Candidate, Seen, first_row
+from .candidates import Candidate, Seen, first_row, one_in
 from .classes import one_class
 from .parts import Part, change
 
@@ -39,7 +39,7 @@ def masks(seen: Seen) -> Iterator[Candidate]:
             words = "all 1" if value else "all 0"
             how = first_row(_filled(value), seen.num_rows)
             what = f"{p.name} {words} for one sample"
-            yield Candidate("mask", what, seen.changed([p], how), level)
+            yield Candidate("mask", what, _hidden(seen, p, how), level)
         if p.tensor.dim() >= 3 and p.has_rows:
             level = "possible" if p.low == 0 else "far"
             what = f"one row of {p.name} all 0"
@@ -47,14 +47,45 @@ def masks(seen: Seen) -> Iterator[Candidate]:
         if p.tensor.dim() >= 2:
             how = first_row(_but_labels(seen, p), seen.num_rows)
             what = f"every other entry of {p.name} 0"
-            yield Candidate("mask-part", what, seen.changed([p], how))
+            yield Candidate("mask-part", what, _hidden(seen, p, how))
         for value in (0, 1):
             words = "all 1" if value else "all 0"
             what = f"{p.name} {words} in a whole batch"
             is_seen = p.low <= value <= p.high
             is_small = seen.num_rows is not None and seen.num_rows <= _SMALL
             level = "possible" if is_seen and is_small else "far"
-            yield Candidate("mask-batch", what, seen.changed([p], _filled(value)), level)
+            yield Candidate("mask-batch", what, _hidden(seen, p, _filled(value)), level)
+
+
+def _hidden(seen: Seen, mask: Part, how: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
+    """The batch with this mask; a mask that says where the ids are goes with them."""
+    tied = next((p for p in seen.of_kind("tokens", "labels") if _is_tied(seen, mask, p)), None)
+
+    def make() -> Any:
+        if tied is None:
+            return change(seen.batch, [mask], how)
+        new = how(mask.tensor.detach())
+        hidden = change(seen.batch, [mask], lambda t: new)
+        return change(hidden, [tied], lambda t: t.masked_fill(new == 0, tied.padding or 0))
+
+    return make
+
+
+def _is_tied(seen: Seen, mask: Part, ids: Part) -> bool:
+    """The mask is 0 where the ids are padding, and nowhere else."""
+    if ids.padding is None:
+        return False
+    for batch in seen.batches:
+        named = dict(named_tensors(batch))
+        m, t = named.get(mask.name), named.get(ids.name)
+        if (
+            m is None
+            or t is None
+            or m.shape != t.shape
+            or bool(((t != ids.padding) != (m != 0)).any())
+        ):
+            return False
+    return True
 
 
 def _one_line(value: int) -> Callable[[Tensor], Tensor]:
@@ -101,8 +132,11 @@ def labels(seen: Seen) -> Iterator[Candidate]:
                 is_near = total <= 2 or share > 0.2 or (most > 0.85 and total <= 4)
                 level = "possible" if not is_all or is_near else "far"
                 what = f"every label of {words} ignored ({ignored})"
+                chance = share**total if is_all and share else None
                 why = f"{share:.0%} of the samples seen have no label" if share else ""
-                yield Candidate("no-label", what, seen.changed([p], how), level, why)
+                why += one_in(chance) if chance else ""
+                make = seen.changed([p], how)
+                yield Candidate("no-label", what, make, level, why, probability=chance)
         yield from one_class(seen, p, "class")
         if p.tensor.dim() > 1 and p.low >= 0 and not (p.is_permutation or seen.of_kind("mask")):
             usual = int(p.tensor.mode().values.reshape(-1)[0])

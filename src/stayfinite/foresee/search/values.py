@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .candidates import Candidate, Seen, first_row
+from .candidates import Candidate, Seen, first_row, one_in
 from .parts import Part
 
 __all__ = ["certainties", "ends", "opposites", "outliers", "shifted", "tiny", "zeros"]
@@ -112,7 +112,8 @@ def certainties(seen: Seen) -> Iterator[Candidate]:
         if p.is_distribution and p.num_values > 2:
             how = first_row(_one_hot, seen.num_rows)
             what = f"one sample of {p.name} with all its mass in one place"
-            yield Candidate("certain", what, seen.changed([p], how))
+            level = "possible" if p.may_concentrate else "far"
+            yield Candidate("certain", what, seen.changed([p], how), level)
 
 
 def _one_hot(t: Tensor) -> Tensor:
@@ -124,12 +125,14 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
     for p in seen.of_kind("input", "target"):
         if not p.is_float or not p.is_positive or p.low == 0:
             continue
-        level = "possible" if p.may_be_zero or p.is_distribution else "far"
+        may_be_zero = p.may_concentrate if p.is_distribution else p.may_be_zero
+        level = "possible" if may_be_zero else "far"
         if p.tensor.dim() == 1 or (p.tensor.dim() == 2 and p.tensor.shape[1] == 1):
             how = first_row(torch.zeros_like, seen.num_rows)
             what = f"one sample with {p.name} exactly 0"
         else:
-            how, what = _one_zero, f"one value of {p.name} exactly 0"
+            how = _without_one if p.is_distribution else _one_zero
+            what = f"one value of {p.name} exactly 0"
         yield Candidate("zero", what, seen.changed([p], how), level)
     for p in seen.of_kind("input", "target", "tokens", "lengths"):
         if p.tensor.dim() != 1 or not p.has_rows or p.low < 0 or (p.low == 0 and not p.is_float):
@@ -143,13 +146,22 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
         elif p.low == 0 or p.is_whole:
             what = f"{p.name} 0 in a whole batch"
             level = "possible" if p.low == 0 else "far"
-            yield Candidate("zero-batch", what, seen.changed([p], torch.zeros_like), level)
+            chance = p.zero_share ** (seen.num_rows or 1)
+            why = f"{p.zero_share:.0%} of its values seen are 0{one_in(chance)}"
+            make = seen.changed([p], torch.zeros_like)
+            yield Candidate("zero-batch", what, make, level, why, probability=chance)
 
 
 def _one_zero(t: Tensor) -> Tensor:
     new = t.clone()
     new.view(-1)[0] = 0
     return new
+
+
+def _without_one(t: Tensor) -> Tensor:
+    """A distribution in which one thing is impossible."""
+    new = _one_zero(t)
+    return new / new.sum(-1, keepdim=True)
 
 
 def opposites(seen: Seen) -> Iterator[Candidate]:

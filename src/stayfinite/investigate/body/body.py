@@ -16,6 +16,7 @@ from ...runtime.batches import named_tensors
 from .access import GRADIENTS, RANDOM
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
 from .compiled import compile_block, compile_module
+from .copies import Copier
 from .cut import Cut, Rules, rebuild, touches
 from .feeds import feeds_of
 from .home import Home, homes_of
@@ -100,6 +101,10 @@ class Body:
             if isinstance(value, (Tensor, list, tuple, dict)):
                 yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
 
+    def scenes(self) -> list[Scene]:
+        """Where the body runs, and what has called it, innermost first."""
+        return [self.scene, *self._outer]
+
     def extended(self) -> Body | None:
         """The body of the next outer loop, with what it has computed before in the same iteration."""
         mine = self.functions
@@ -112,6 +117,21 @@ class Body:
                     return body
             is_outside = is_outside or home.node is self.home.node
         return None
+
+    def loosened(self) -> Body | None:
+        """The same body, with current values in place of those that the iteration has overwritten.
+
+        It runs more: a layer that keeps a statistic on itself for its second call cannot be computed again otherwise.
+        """
+        mine = self.functions
+        if mine.is_loose:
+            return None
+        functions = Functions(
+            mine.judge.is_training_object, mine.is_full, mine.is_buffer, is_loose=True
+        )
+        body = Body(self.scene, self.home, functions, self._outer)
+        is_more = len(body.plan().kept) > len(self.plan().kept)
+        return body if is_more and body.plan().has_backward else None
 
     def as_far_as(self, code: CodeType | None, line: int | None, instruction: int) -> Body | None:
         """The body up to another place, in this function or in one that has called it."""
@@ -211,7 +231,7 @@ class Body:
         return any(f.is_repeated for f in self.feeds)
 
     def can_bind(self, num_items: int) -> bool:
-        """Whether so many batches of one iteration can be bound to the body."""
+        """Whether this many batches of one iteration can be bound to the body."""
         plan = self.plan(is_fed=True, is_new=True)
         if plan.code is None or plan.is_stale:
             return False
@@ -249,14 +269,18 @@ class Body:
         if found is None:
             return
         code, arguments = found
+        copier = Copier(self.functions.code_for, self.functions.judge.is_training_object)
         if not self.scene.is_function:
-            exec(code, namespace)
+            with copier.with_own_code([namespace.get(n) for n in code.co_names]):
+                exec(code, namespace)
             return
         space = dict(self.scene.module_globals)
         local = self.scene.local_variables
         closure = tuple(types.CellType(local[n]) for n in code.co_freevars)
         function = types.FunctionType(code, space, code.co_name, None, closure)
-        function(*(namespace.get(n) for n in arguments))
+        values = [namespace.get(n) for n in arguments]
+        with copier.with_own_code([*values, *(space.get(n) for n in code.co_names)]):
+            function(*values)
 
     @functools.cached_property
     def _following(self) -> tuple[types.CodeType, list[str]] | None:

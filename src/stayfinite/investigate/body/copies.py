@@ -14,15 +14,20 @@ import functools
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from ...patches.manager import patched, unpatched
 from .classes import of_copied_class, own_members
+from .effects import holds_user_code
 from .hooks import hooks_of, hooks_of_every_module, replaced
+from .own_code import has_own_class, with_copied_classes, with_copied_methods
 from .sharing import is_shared
 from .source import current_code, file_kind
 
@@ -38,7 +43,8 @@ _ATOMS = (
 )  # fmt: skip
 
 
-_CLASSES = (type(torch.autograd.Function), type(Tensor))
+_STEPPED = (Optimizer, LRScheduler)
+_CLASSES = (type(torch.autograd.Function), type(Tensor), type(nn.Parameter))
 _ATOMS_WITH_CODE = (types.BuiltinFunctionType, *_CLASSES)
 
 _PLAIN = (list, dict, tuple, set, frozenset, OrderedDict, deque)
@@ -61,8 +67,10 @@ class Copier:
         # The caller restores the global random state, so these are the original generators.
         self._memo: dict[int, Any] = {id(g): g for g in _global_generators()}
         self._alive: list[Any] = []
+        # Parameters with hooks or a class of their own, optimizers and schedulers: these are not copied.
         self._hooked: list[Tensor] = []
-        """Parameters, which are not copied, with hooks of their own."""
+        self._classed: list[Tensor] = []
+        self._stepped: dict[int, Any] = {}
         self._depth = 0
         self._slots: dict[type, list[types.MemberDescriptorType]] = {}
         self._methods: dict[type, list[tuple[str, types.FunctionType]]] = {}
@@ -93,10 +101,16 @@ class Copier:
             space[name] = self.copy(original[name])
         return space
 
-    def with_hooks(self) -> contextlib.AbstractContextManager[None]:
-        """In this context, copies of hooks are called: those of parameters, and global module hooks."""
-        on_parameters = [hooks for p in self._hooked for hooks in hooks_of(p)]
-        return replaced([*on_parameters, *hooks_of_every_module()], self.copy)
+    @contextlib.contextmanager
+    def with_own_code(self, also_used: Iterable[Any] = ()) -> Iterator[None]:
+        """In this context, copies of the user's code run where what it belongs to is not copied."""
+        self._stepped |= {id(o): o for o in also_used if isinstance(o, _STEPPED)}
+        hooks = [found for p in self._hooked for found in hooks_of(p)]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(with_copied_methods(self._stepped.values(), self.copy))
+            stack.enter_context(with_copied_classes(self._classed, self.copy))
+            stack.enter_context(replaced([*hooks, *hooks_of_every_module()], self.copy))
+            yield
 
     def _keep(self, value: Any, new: Any) -> Any:
         self._memo[id(value)] = new
@@ -106,6 +120,8 @@ class Copier:
     def _is_shared(self, value: Any) -> bool:
         if type(value) in _CLASSES:
             return False
+        if isinstance(value, _STEPPED):
+            self._stepped[id(value)] = value
         if is_shared(value):
             return True
         return type(value) not in _PLAIN and self._is_training_object(value)
@@ -205,12 +221,16 @@ class Copier:
 
     def _function(self, value: types.FunctionType) -> Any:
         """A user's function with copies of its globals and of its closure."""
+        original = unpatched(value)
+        if original is not value:
+            copied = self.copy(original)
+            return value if copied is original else self._keep(value, patched(value, copied))
         is_user = file_kind(value.__code__.co_filename) == "user"
         if not is_user and value.__closure__ is None:
             return value
         code = self._code_for(value.__code__) if is_user else value.__code__
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
-        if not is_user and not _holds_user_code(cells.values()):
+        if not is_user and not holds_user_code(cells.values()):
             return value
         space = self.globals(value.__globals__, set()) if is_user else value.__globals__
         closure = tuple(self.copy(cells[n]) for n in code.co_freevars)
@@ -241,7 +261,9 @@ class Copier:
             return self._keep(value, self.copy(original))
         new = self._keep(value, _bare(value))
         clones[id(new)] = id(value)
-        self._hooked += [p for p in value.__dict__.get("_parameters", {}).values() if hooks_of(p)]
+        parameters = value.__dict__.get("_parameters", {}).values()
+        self._hooked += [p for p in parameters if hooks_of(p)]
+        self._classed += [p for p in parameters if has_own_class(p)]
         for name, part in list(value.__dict__.items()):
             new.__dict__[name] = self.copy(part)
         self._protect_methods(value, new)
@@ -360,18 +382,6 @@ def _bare(value: Any) -> Any:
 
 def _home_index(kind: type, name: str) -> int:
     return next(i for i, base in enumerate(kind.__mro__) if name in base.__dict__)
-
-
-def _holds_user_code(cells: Any) -> bool:
-    for cell in cells:
-        try:
-            inside = cell.cell_contents
-        except ValueError:
-            continue
-        is_function = isinstance(inside, types.FunctionType)
-        if is_function and file_kind(inside.__code__.co_filename) == "user":
-            return True
-    return False
 
 
 _EXACT: dict[type, Callable[[Copier, Any], Any]] = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,11 @@ __all__ = [
     "class_member",
     "code_kind",
     "file_kind_of",
+    "holds_user_code",
     "is_generator",
     "note_change",
     "note_draws",
-    "unwrapped",
+    "undecorated",
 ]
 
 
@@ -55,7 +58,7 @@ def is_generator(obj: Any) -> bool:
     return isinstance(obj, (np.random.Generator, np.random.RandomState))
 
 
-def unwrapped(func: types.FunctionType) -> types.FunctionType:
+def undecorated(func: types.FunctionType) -> types.FunctionType:
     """The function inside `@torch.no_grad()`, our patches, and other wrappers."""
     original = unpatched(func)
     func = original if isinstance(original, types.FunctionType) else func
@@ -71,7 +74,16 @@ def code_kind(obj: Any) -> str:
     func = obj.__func__ if isinstance(obj, types.MethodType) else obj
     if not isinstance(func, types.FunctionType):
         return ""
-    return file_kind(unwrapped(func).__code__.co_filename)
+    return file_kind(undecorated(func).__code__.co_filename)
+
+
+def holds_user_code(cells: Iterable[types.CellType]) -> bool:
+    """Whether one of these is a user's function, as in a wrapper of a library around it."""
+    for cell in cells:
+        with contextlib.suppress(ValueError):  # empty
+            if code_kind(cell.cell_contents) == "user":
+                return True
+    return False
 
 
 def class_member(kind: type, name: str) -> Any:

@@ -27,7 +27,7 @@ from .effects import (
     is_generator,
     note_change,
     note_draws,
-    unwrapped,
+    undecorated,
 )
 from .sharing import is_shared
 from .training_calls import is_training_object, training_call
@@ -170,7 +170,7 @@ class Judge:
             )
         method = attribute_of(known(obj), "__call__")
         if method.is_known and isinstance(method.obj, types.MethodType):
-            return self._python(method.obj, node, reader, is_bound_here=True, can_protect=False)
+            return self._python(method.obj, node, reader, can_protect=False)
         return Verdict(f"a {type(obj).__name__} is called", result=UNKNOWN)
 
     def _c_method(self, bound: Bound, node: ast.Call, reader: Reader, is_shared: bool) -> Verdict:
@@ -301,7 +301,6 @@ class Judge:
         reader: Reader,
         *,
         first: Value | None = None,
-        is_bound_here: bool = False,
         can_protect: bool = True,
         is_root: bool = True,
     ) -> Verdict:
@@ -310,7 +309,7 @@ class Judge:
         if not isinstance(func, types.FunctionType):  # compiled, as NumPy's random functions are
             home = getattr(obj, "__self__", func)
             return self._of_module(str(type(home).__module__), func, node, reader)
-        func = unwrapped(func)
+        func = undecorated(func)
         kind = code_kind(func)
         module = str(func.__module__ or "")
         if module.startswith(_OURS):

@@ -259,14 +259,14 @@ class Plan:
         if not self._scene.is_function:
             space.update({n: copier.copy(v) for n, v in self._scene.local_variables.items()})
             space.update(extra)
-            with copier.with_hooks():
+            with copier.with_own_code():
                 exec(self.code, space)
             return space
         local = self._scene.local_variables
         values = [extra[n] if n in extra else copier.copy(local.get(n)) for n in self._arguments]
         closure = tuple(types.CellType(local[n]) for n in self.code.co_freevars)
         function = types.FunctionType(self.code, space, self.code.co_name, None, closure)
-        with copier.with_hooks():
+        with copier.with_own_code():
             return {**variables, **function(*values)}
 
 

@@ -167,7 +167,7 @@ class Functions:
             )
         for unit in cut.all:
             if unit not in cut.blocked and unit not in cut.trapped:
-                self._add(found, unit.access, local)
+                self._add(found, unit.access)
                 found.mutates |= {p for p in unit.access.writes if _is_felt(p, unit, local)}
         found.replaces = {p for p in found.mutates if _is_replaced(p, cut)}
         for unit in cut.kept:
@@ -183,7 +183,7 @@ class Functions:
         found.result = _common([u.result for u in results if isinstance(u.node, ast.Return)])
         return found
 
-    def _add(self, found: FunctionSummary, access: Access, local: frozenset[str]) -> None:
+    def _add(self, found: FunctionSummary, access: Access) -> None:
         found.is_training |= access.is_training
         found.is_backward |= access.is_backward
         found.is_step |= access.is_step

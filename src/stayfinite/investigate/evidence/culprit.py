@@ -37,7 +37,7 @@ from .setting_lines import (
 )
 from .unscaled_steps import step_without_scaler
 
-__all__ = ["CULPRITS", "culprit_of"]
+__all__ = ["CULPRITS", "culprit_of", "own_files"]
 
 _RATE_NAMES = ("lr", "learning_rate", "base_lr", "max_lr")
 _EPS_NAMES = ("eps", "epsilon", "adam_epsilon")
@@ -65,7 +65,7 @@ def _is_framework(stack: CallStack) -> bool:
     return bool(stack) and not is_user_file(stack[0][0])
 
 
-def _files(investigation: Investigation) -> list[str]:
+def own_files(investigation: Investigation) -> list[str]:
     """The script's own files that the training is known to run in."""
     place = investigation.engine.step_place
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -83,7 +83,7 @@ def _files(investigation: Investigation) -> list[str]:
 def _called(investigation: Investigation, name: str) -> Frame | None:
     """The line that makes an object of this class, in a running function if there are several."""
     running = {(file, function) for file, _, function in call_stack(sys._getframe(1))}
-    found = called(_files(investigation), name)
+    found = called(own_files(investigation), name)
     near = [f for f in found if (f.file, f.function) in running]
     return next((only[0] for only in (found, near) if len(only) == 1), None)
 
@@ -98,7 +98,10 @@ def _optimizer(investigation: Investigation, e: Evidence, names: tuple[str, ...]
     if len(optimizers) > 1:
         mine = max(optimizers, key=_rate) if names is _RATE_NAMES else mine
     stack, kind = made_at(mine), type(mine).__name__
-    if _is_framework(stack) and (line := given_keyword(_files(investigation), *names)) is not None:
+    if (
+        _is_framework(stack)
+        and (line := given_keyword(own_files(investigation), *names)) is not None
+    ):
         return culprit(line, f"{names[0]} is given to {kind} here")
     frame = _user(stack) or _called(investigation, kind)
     return culprit(frame, f"{kind} is made here")
@@ -113,7 +116,7 @@ def _learning_rate(investigation: Investigation, e: Evidence) -> Culprit | None:
     """The schedule that raised the rate, the line that assigned it, or the optimizer that was made with it."""
     optimizer = max(investigation.state.optimizers, key=_rate, default=None)
     if optimizer is None or not any("lr" in g for g in optimizer.param_groups):
-        by_hand = own_rate(_files(investigation))
+        by_hand = own_rate(own_files(investigation))
         return culprit(*by_hand) if by_hand is not None else None
     now, given = _rate(optimizer), _given_rate(optimizer)
     is_scheduled = now > _GREW * given or not math.isfinite(now)
@@ -260,7 +263,7 @@ def _is_bad(value: Any) -> bool:
 
 def _assigned_rate(investigation: Investigation) -> Culprit | None:
     """For a loop that sets `group["lr"]` itself: the formula, if a function of the file computes it."""
-    files = _files(investigation)
+    files = own_files(investigation)
     found = assigned_key(files, "lr")
     if found is None:
         return None
@@ -268,7 +271,7 @@ def _assigned_rate(investigation: Investigation) -> Culprit | None:
     if isinstance(value, ast.Constant) and value.value not in investigation.state.lrs():
         return None  # it has not set the rate
     made = returned_by(line.file, value, line.function)
-    function = _function_named(investigation, line.file, made[0]) if made is not None else None
+    function = _function_named(line.file, made[0]) if made is not None else None
     if made is not None and function is not None:
         args = _arguments(investigation, made[1].args)
         formula = _line_of_formula(function, args) if args is not None else None
@@ -277,7 +280,7 @@ def _assigned_rate(investigation: Investigation) -> Culprit | None:
     return culprit(computed_at(line, value), "the learning rate is set here")
 
 
-def _function_named(investigation: Investigation, file: str, name: str) -> Any:
+def _function_named(file: str, name: str) -> Any:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == file:
             return getattr(module, name, None)
@@ -307,6 +310,10 @@ def _epsilon(investigation: Investigation, e: Evidence) -> Culprit | None:
 
 def _scaling(investigation: Investigation, e: Evidence) -> Culprit | None:
     traced = investigation.traced
+    place = investigation.engine.step_place
+    if e.scale.is_stepped_again and place.code is not None and place.line is not None:
+        again = Frame(place.code.co_filename, place.line, place.code.co_name)
+        return culprit(again, "the step that the scaler has left out is taken here")
     if e.scale.is_passed_by:
         return culprit(step_without_scaler(investigation), "the scaled gradients are applied here")
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
@@ -361,14 +368,14 @@ def _initialization(investigation: Investigation, e: Evidence) -> Culprit | None
     path = e.source.label.split(" ", 1)[-1]
     owner, _ = owner_of(investigation, path)
     homes = source_files(list(type(owner).__mro__)) if owner is not None else []
-    frame = made_attribute(homes, path) or made_attribute(_files(investigation), path)
+    frame = made_attribute(homes, path) or made_attribute(own_files(investigation), path)
     return culprit(frame, f"{path.rpartition('.')[2]} is made here")
 
 
 def _layer(investigation: Investigation, e: Evidence) -> Culprit | None:
     """A normalization without an epsilon, or a direction of zeros."""
     return culprit(
-        layer_line(investigation.state, e, _files(investigation)), "the layer is given this here"
+        layer_line(investigation.state, e, own_files(investigation)), "the layer is given this here"
     )
 
 

@@ -30,6 +30,7 @@ from ...runtime.rng import RngState
 from ...runtime.window import BatchRef, Window
 from ...sandbox.compute import computing_only
 from ..budget import Budget
+from .bad_reads import has_read_bad
 from .prepared import made_by_logarithm, made_with_warning
 from .sample_source import (
     SampleSource,
@@ -248,6 +249,8 @@ class _LineWatch:
 
     def __init__(self) -> None:
         self.found: Frame | None = None
+        self.has_read = False
+        """Whether that line has taken the value from where it was bad already."""
         self._last: dict[int, int] = {}
         self._known: dict[int, set[str]] = {}
 
@@ -276,10 +279,15 @@ class _LineWatch:
 
     def _hit(self, frame: FrameType, line: int) -> None:
         self.found = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+        self.has_read = has_read_bad(frame, line, _is_bad_value)
 
 
 def first_bad_line(loader: SampleSource, indices: Any) -> Frame | None:
     """The line of the user's code that first leaves something non-finite behind while samples are fetched."""
+    return _watched(loader, indices).found
+
+
+def _watched(loader: SampleSource, indices: Any) -> _LineWatch:
     watch = _LineWatch()
     before = sys.gettrace()
     sys.settrace(watch)
@@ -287,11 +295,12 @@ def first_bad_line(loader: SampleSource, indices: Any) -> Frame | None:
         fetched(loader, indices)
     finally:
         sys.settrace(before)
-    return watch.found
+    return watch
 
 
 def _by_lines(loader: SampleSource, indices: Any, is_dirty: bool, is_stored: bool) -> Data:
-    found = first_bad_line(loader, indices)
+    watch = _watched(loader, indices)
+    found = watch.found
     if found is None:
         return Data(origin="stored" if is_dirty else "pipeline" if is_stored else "unknown")
     place = {
@@ -300,9 +309,11 @@ def _by_lines(loader: SampleSource, indices: Any, is_dirty: bool, is_stored: boo
         "source": found.source,
         "function": found.function,
     }
-    if _only_reads(found.source):
+    if watch.has_read or _only_reads(found.source):
         return Data(origin="stored", **place)  # type: ignore[arg-type]
-    return Data(origin="pipeline", **place)  # type: ignore[arg-type]
+    is_clean = is_stored and not is_dirty
+    detail = "What is stored is finite." if is_clean else ""
+    return Data(origin="pipeline", detail=detail, **place)  # type: ignore[arg-type]
 
 
 def _only_reads(source: str | None) -> bool:

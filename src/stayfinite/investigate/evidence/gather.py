@@ -93,6 +93,7 @@ def _weights(investigation: Investigation) -> Weights:
         first=first,
         steps=len(investigation.engine.log),
         growth=growth,
+        searched=point.largest if (point := investigation.window.search_point) is not None else 0.0,
     )
 
 
@@ -218,6 +219,7 @@ def _scale(investigation: Investigation, incident: Incident) -> Scale:
         is_scaler_unused=_is_scaler_unused(investigation),
         is_passed_by=bool(investigation.state.scalers)
         and step_without_scaler(investigation) is not None,
+        is_stepped_again=investigation.window.is_left_by_scaler,
         scaler=scale,
         is_collapse=incident.event.kind == "scale_collapse",
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ...diagnose.evidence import Evidence
-from ...locate.frames import Frame
+from ...locate.frames import Frame, is_user_file
 from ...runtime.state import TrainState
 from .setting_lines import called, made_attribute
 
@@ -26,16 +26,27 @@ def norm_layer(state: TrainState, e: Evidence) -> nn.Module | None:
 
 
 def zero_weight(state: TrainState, e: Evidence) -> tuple[str, Tensor] | None:
-    """The weight that a fused operator divides by its norm, by its name in the layer."""
-    if e.birth is None or "norm" not in e.kernel:
+    """The weight of zeros that a library's layer divides by its norm, by its name in the layer."""
+    if e.birth is None or not ("norm" in e.kernel or e.kernel == "div"):
         return None
+    library = e.location.library_file
+    if e.kernel == "div" and (library is None or is_user_file(library)):
+        return None  # the user's own line, which can be changed itself
     labels = {o.label.split(" ", 1)[-1] for o in e.birth.inputs if o.label}
     for name, tensor in state.parameters():
-        if name in labels and _PARAMETRIZED in name and not tensor.detach().any():
-            path, _, rest = name.partition(_PARAMETRIZED)
-            if rest.endswith("original1"):
-                return f"{path}.{rest.partition('.')[0]}", tensor
+        given = _given_name(name) if name in labels else None
+        if given is not None and not tensor.detach().any():
+            return given, tensor
     return None
+
+
+def _given_name(name: str) -> str | None:
+    """The name under which the user's code knows a weight that `weight_norm` or `spectral_norm` has taken over."""
+    path, is_parametrized, rest = name.partition(_PARAMETRIZED)
+    if is_parametrized:
+        attribute, _, kind = rest.partition(".")
+        return f"{path}.{attribute}" if kind in ("original", "original1") else None
+    return next((name.removesuffix(s) for s in ("_orig", "_v") if name.endswith(s)), None)
 
 
 def layer_line(state: TrainState, e: Evidence, files: Sequence[str]) -> Frame | None:

@@ -1,4 +1,4 @@
-"""The rate of a training without a torch optimizer: what the gradients are multiplied by where weights are moved."""
+"""The updates of a training without a torch optimizer, as they stand in the source: their rate, and what they divide by."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ...locate.frames import Frame
 from .setting_lines import assignment_before, functions_of_file, users_files
 
-__all__ = ["own_rate"]
+__all__ = ["own_quotient", "own_rate"]
 
 _IN_PLACE = ("sub_", "add_", "copy_")
 
@@ -24,6 +24,51 @@ def own_rate(files: Iterable[str | None]) -> tuple[Frame, str] | None:
         for line, what in [_where_set(file, function, factor)]
     }
     return found.pop() if len(found) == 1 else None
+
+
+def own_quotient(files: Iterable[str | None]) -> Frame | None:
+    """The only line that moves weights by something divided by a tensor: `p -= lr * m / v.sqrt()`."""
+    found = {
+        Frame(file, s.lineno, function)
+        for file in users_files(files)
+        for function, statements in functions_of_file(file)
+        for s in statements
+        if (moved := _moved_by(s)) is not None and _divides(moved)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _moved_by(s: ast.stmt) -> ast.expr | None:
+    """What is taken off in `p -= x`, `p = p - x`, `p.sub_(x)`; the call itself in `p.addcdiv_(m, v)`."""
+    if isinstance(s, ast.AugAssign) and isinstance(s.op, (ast.Sub, ast.Add)):
+        return s.value
+    value = s.value if isinstance(s, (ast.Assign, ast.Expr)) else None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.args:
+        name = value.func.attr
+        return value if name == "addcdiv_" else value.args[0] if name in _IN_PLACE else None
+    if isinstance(s, ast.Assign) and isinstance(value, ast.BinOp):
+        is_from_itself = ast.unparse(value.left) == ast.unparse(s.targets[0])
+        return value.right if is_from_itself else None
+    return None
+
+
+def _divides(value: ast.expr) -> bool:
+    """Whether something is divided by a root or a norm, with nothing that keeps it from zero."""
+    if isinstance(value, ast.Call) and getattr(value.func, "attr", "") == "addcdiv_":
+        return len(value.args) > 1 and _is_bare_root(value.args[-1])
+    divisors = [
+        n.right for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)
+    ]
+    return any(_is_bare_root(d) for d in divisors)
+
+
+def _is_bare_root(node: ast.expr) -> bool:
+    """`v.sqrt()`, `torch.sqrt(v)`, `v ** 0.5`, `g.norm()`: no sum with an epsilon, no clamp around it."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Pow)
+    if not isinstance(node, ast.Call):
+        return False
+    return getattr(node.func, "attr", "") in ("sqrt", "norm", "sqrt_", "rsqrt", "vector_norm")
 
 
 def _where_set(file: str, function: str, factor: ast.expr) -> tuple[Frame, str]:

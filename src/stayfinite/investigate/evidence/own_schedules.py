@@ -7,19 +7,40 @@ import copy
 import gc
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...locate.frames import is_user_file
 from ...runtime.state import TrainState
 from ...sandbox.compute import computing_only
-from .stand_in import StandIn
 
-__all__ = ["Formula", "by_counter", "first_bad_step", "is_in", "own_schedules", "stand_in"]
+__all__ = [
+    "Formula",
+    "StandIn",
+    "by_counter",
+    "first_bad_step",
+    "is_in",
+    "own_schedules",
+    "stand_in",
+]
 
 _MOST_BEFORE = 50
 
 Formula = Callable[[int], Any]
+
+
+class StandIn:
+    """Parameter groups with only their rates.
+
+    A real optimizer would be taken for one of the training, and its deletion for the end of the training.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        self.param_groups = list(groups)
+        self.defaults = dict(self.param_groups[0]) if self.param_groups else {}
+
+    def step(self) -> None:
+        """Schedules require this attribute."""
 
 
 def own_schedules(state: TrainState) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...locate.frames import is_user_file
 from ...patches.loaders import Indices, samples
 from ...runtime.window import BatchRef
+from ..body.access import RANDOM
 from ..body.effects import class_member
 from ..body.summary import Functions
 from ..body.values import UNKNOWN, known
@@ -75,7 +76,8 @@ def is_felt(loader: SampleSource) -> bool:
     for func, given in ((getter, [known(loader.dataset)]), (collate, owner)):
         if isinstance(func, FunctionType) and is_user_file(func.__code__.co_filename):
             summary = functions.summarize(func, [*given, UNKNOWN], {}, False, 0)
-            if summary is not None and summary.mutates:
+            # The random numbers are put back afterwards, and a generator of the sample's own is nobody else's.
+            if summary is not None and summary.mutates - {RANDOM}:
                 return True
     return False
 

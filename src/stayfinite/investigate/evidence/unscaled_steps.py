@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from ...locate.frames import Frame
-from ...remedies import Source
 from ..fixes.where_set import source_of
 from ..investigation import Investigation
 
@@ -27,11 +26,7 @@ def step_without_scaler(investigation: Investigation) -> Frame | None:
         return None
     steps = [c for c in calls if _method(c) == "step"]
     through = {ast.unparse(c.args[0]) for c in steps if len(c.args) == 1}
-    plain = [
-        c
-        for c in steps
-        if not c.args and not c.keywords and _is_optimizer(investigation, source, c)
-    ]
+    plain = [c for c in steps if not c.args and not c.keywords and _is_optimizer(investigation, c)]
     plain = [c for c in plain if ast.unparse(_receiver(c)) not in through]
     if not through or len(plain) != 1:
         return None
@@ -53,7 +48,7 @@ def _is_scaled(call: ast.Call) -> bool:
     return isinstance(inner, ast.Call) and _method(inner) == "scale"
 
 
-def _is_optimizer(investigation: Investigation, source: Source, call: ast.Call) -> bool:
+def _is_optimizer(investigation: Investigation, call: ast.Call) -> bool:
     """Whether this variable is known to be an optimizer, and not a schedule."""
     scene = investigation.vehicle.scene
     name = _receiver(call)

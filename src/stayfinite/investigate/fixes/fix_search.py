@@ -35,7 +35,7 @@ from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
 from .schedule_change import schedule_changes
-from .setting_change import SettingChange, loss_change, memory_change, optimizer_change, shown_path
+from .setting_change import SettingChange, loss_change, memory_changes, optimizer_change, shown_path
 from .trial import Trial
 
 __all__ = ["proved_fixes"]
@@ -124,7 +124,7 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     if place is not None and text is not None:
         place = replace(place, symptom=_for_cause(place.symptom, cause))
         yield _Search(lab, e, trial, place.file, text, place=place)
-    is_scale = cause == "loss_scaling" and is_fixed_scale(lab)
+    is_scale = cause == "loss_scaling" and is_fixed_scale(lab) and not e.scale.is_stepped_again
     is_half = cause in ("low_precision_overflow", "low_precision_underflow")
     if is_scale or (is_half and not _is_scaled_loss(e)):
         for setting in precision_changes(lab, e):
@@ -139,6 +139,8 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     if cause == "loss_scaling":
         yield from scale_changes(lab, e)
         return
+    if cause == "uninitialized_memory" and e.memory is not None:
+        yield from memory_changes(lab, e)
     if cause == "bad_schedule":
         yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
         return
@@ -148,8 +150,6 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)
-    elif cause == "uninitialized_memory" and e.memory is not None:
-        found = memory_change(lab, e)
     elif cause == "bad_initialization":
         found = first_values_change(lab, e)
     elif cause == "zero_denominator":
@@ -226,7 +226,7 @@ class _Search:
                 proof, result = yield from self.trial.prove_since(change, setting.at)
                 if proof.is_step_finite or not self.trial.has_time:
                     break
-            proof = replace(proof, note=f"{proof.note}, with the scale that it comes to")
+            proof = replace(proof, note=f"{proof.note} ({setting.note})")
         elif setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:

@@ -42,7 +42,7 @@ def layer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
         remedy = replace(remedy, why=_WHY_EPS) if remedy is not None else None
         like = [m for r in lab.state.roots.values() for m in r.modules() if _is_like(m, layer)]
         run = partial(_with_eps, like)
-    elif weight is not None:
+    elif weight is not None and not _is_parametrized_spectrum(lab, weight[1]):
         remedy = _other_start(source, place.line)
         run = partial(_started, weight[1])
     else:
@@ -51,6 +51,11 @@ def layer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
         return None
     after, done = apply(source.text, [remedy])
     return SettingChange(place.file, source.text, after, Candidate(done, after), run)
+
+
+def _is_parametrized_spectrum(lab: Laboratory, weight: Tensor) -> bool:
+    """Whether vectors that were iterated on the zeros at construction stay zero, so that this cannot be run."""
+    return any(t is weight and n.endswith(".original") for n, t in lab.state.parameters())
 
 
 def _is_like(module: nn.Module, layer: nn.Module) -> bool:

@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...runtime.ranks.shards import local
 from ...runtime.state import TrainState
 
-__all__ = ["Distance", "mean_of", "relative_change", "size_of"]
+__all__ = ["Distance", "mean_of", "relative_change", "size_of", "tolerance"]
 
 _NEAR = 4.0
 """A value above a quarter of the dtype's limit is close to it."""
 _HALF = ("float16", "bfloat16")
+_ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
 
 class Distance(TorchDispatchMode):
@@ -72,3 +73,8 @@ def relative_change(one: Sequence[float], other: Sequence[float]) -> float:
             return math.inf
         worst = max(worst, abs(a - b) / max(abs(a), abs(b), 1e-3))
     return worst
+
+
+def tolerance(dtype: str) -> float:
+    """The relative difference of a loss that rounding can explain."""
+    return _ROUNDING.get(dtype, 2e-5)

@@ -90,7 +90,7 @@ class _Pipeline:
 
     def repaired(self, line: int) -> SettingChange | None:
         if not is_bad_batch(self._fetch(self._ref.indices)):
-            return None  # it draws random numbers: nothing could be told from a good one
+            return None  # it draws random numbers: a good result would prove nothing
         self._as_is = [self._fetch(indices) for indices in self._healthy]
         return self._search(self._text, line, (), 1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...remedies import Candidate, Remedy, Source, apply
-from ..evidence.stand_in import StandIn
+from ..evidence.own_schedules import StandIn
 from .setting_change import SettingChange
 
 __all__ = ["change_of", "holder_of", "rates_of", "saved_part"]

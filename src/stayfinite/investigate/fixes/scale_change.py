@@ -9,6 +9,7 @@ import gc
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,16 @@ import torch
 
 from ...diagnose.evidence import Evidence
 from ...patches.made_at import made_at
-from ...remedies import Candidate, Remedy, Source, apply, find, scaled_loss, with_keyword
+from ...remedies import (
+    Candidate,
+    Remedy,
+    Source,
+    apply,
+    find,
+    scaled_loss,
+    step_left_to_scaler,
+    with_keyword,
+)
 from ..evidence.unscaled_steps import step_without_scaler
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
@@ -31,7 +41,10 @@ _DISTANCE = 16
 
 
 def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
-    """Step through the scaler, then disable the scaler; or use smaller constants."""
+    """Step through the scaler and only there, then disable the scaler; or use smaller constants."""
+    if e.scale.is_stepped_again:
+        yield from _stepped_once(lab)
+        return
     scaler = _scaler(lab, e)
     if scaler is not None:
         yield from _stepped(lab, scaler)
@@ -98,6 +111,37 @@ def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
             )
             change.is_from_snapshot = True
             yield change
+
+
+def _stepped_once(lab: Laboratory) -> Iterator[SettingChange]:
+    """No step beside the scaler's own; run without a scale, since the scaler leaves this step out."""
+    place, scaler = lab.investigation.engine.step_place, next(iter(lab.state.scalers), None)
+    file = place.code.co_filename if place.code is not None else ""
+    source = source_of(file) if file else None
+    remedy = step_left_to_scaler(source, place.line) if source and place.line else None
+    if source is None or remedy is None or scaler is None:
+        return
+    after, done = apply(source.text, [remedy])
+    try:
+        change = _WithoutScale(file, source.text, after, functions_of(file), scaler)
+    except NotRunnable:
+        return
+    yield SettingChange(
+        file, source.text, after, Candidate(done, after), contextlib.nullcontext, ways=(change,),
+        note="with the scaler switched off",
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class _WithoutScale(ChangedSource):
+    """A changed text that runs with the scaler disabled."""
+
+    scaler: Any = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with super().installed(), _off(self.scaler):
+            yield
 
 
 def _is_step(node: ast.Call) -> bool:
@@ -181,7 +225,8 @@ def _dynamic(
         return
     nothing = contextlib.nullcontext
     yield SettingChange(
-        file, source.text, after, Candidate(done, after), nothing, ways=tuple(ways)
+        file, source.text, after, Candidate(done, after), nothing, ways=tuple(ways),
+        note="with the scale that it comes to",
     )  # fmt: skip
 
 

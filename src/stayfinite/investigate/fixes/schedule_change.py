@@ -36,7 +36,7 @@ from .where_set import source_of
 __all__ = ["schedule_changes"]
 
 _AHEAD = 200
-"""The formula has to be finite for so many further steps."""
+"""The formula has to be finite for this many further steps."""
 _MOST_BEFORE = 50
 
 

@@ -31,7 +31,7 @@ from ..replays.changed_source import ChangedSource, text_of_file
 __all__ = [
     "SettingChange",
     "loss_change",
-    "memory_change",
+    "memory_changes",
     "only_call",
     "optimizer_change",
     "own_files",
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _MAX_FILES = 200
+_SMALL = 0.02
 
 
 @dataclass(eq=False)
@@ -193,32 +194,34 @@ def _zero_infinity(losses: list[torch.nn.CTCLoss]) -> Iterator[None]:
             m.zero_infinity = value
 
 
-def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
-    """A parameter with zeros in the first step, if its line allocates memory that is never filled."""
+def memory_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
+    """A parameter that starts with zeros, or small random numbers, if nothing fills the memory it is given."""
     m = e.memory
     if m is None or m.file is None or m.line is None or not e.is_first_step:
-        return None
+        return
     text = text_of_file(m.file)
     tensor = next(
         (t for n, t in [*lab.state.parameters(), *lab.state.buffers] if m.name.endswith(n)), None
     )
     if text is None or tensor is None or not is_user_file(m.file):
-        return None
-    source = Source(text)
-    statement = source.statement_at(m.line)
-    nodes = ast.walk(statement) if statement is not None else ()
-    made = [r for r in (find(source, n, "zeros") for n in nodes) if r is not None]
-    if len(made) != 1:
-        return None
-    after, done = apply(text, made)
-    return SettingChange(m.file, text, after, Candidate(done, after), partial(_zeroed, tensor))
+        return
+    numbers = _SMALL * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0))
+    for name, values in (("zeros", torch.zeros(())), ("small_random", numbers)):
+        source = Source(text)
+        statement = source.statement_at(m.line)
+        nodes = ast.walk(statement) if statement is not None else ()
+        made = [r for r in (find(source, n, name) for n in nodes) if r is not None]
+        if len(made) == 1 and (name == "zeros" or isinstance(tensor, torch.nn.Parameter)):
+            after, done = apply(text, made)
+            run = partial(_started_with, tensor, values)
+            yield SettingChange(m.file, text, after, Candidate(done, after), run)
 
 
 @contextlib.contextmanager
-def _zeroed(tensor: torch.Tensor) -> Iterator[None]:
+def _started_with(tensor: torch.Tensor, values: torch.Tensor) -> Iterator[None]:
     kept = tensor.detach().clone()
     with torch.no_grad():
-        tensor.zero_()
+        tensor.copy_(values)
     try:
         yield
     finally:

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...records import Proof
+from ...records import ON_OTHER_BATCHES, Proof
 from ...runtime.window import Change, Replay, ReplayResult, Window
 from ...sandbox.compute import computing_only
 from ..budget import Budget
 from ..evidence.data_facts import other_batches
 from ..laboratory import Laboratory
-from .measured import Distance, mean_of, relative_change, size_of
+from .measured import Distance, mean_of, relative_change, size_of, tolerance
 
-__all__ = ["Trial", "tolerance"]
+__all__ = ["Trial"]
 
 _NUM_HEALTHY = 3
 _NUM_AFTER = 6
@@ -38,14 +38,8 @@ _EXACT = 2e-6
 _PAST_THE_ERROR = (
     "what raised the error runs and gives finite values; the rest of the step was not run"
 )
-_ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
-
-Replays = Generator[Replay, ReplayResult, Any]
-
-
-def tolerance(dtype: str) -> float:
-    """The relative difference of a loss that rounding can explain."""
-    return _ROUNDING.get(dtype, 2e-5)
+_LONE = "the step has no gradient, since a single element has no deviation to learn from"
+_SPREAD = ("std", "var", "std_mean", "var_mean")
 
 
 @dataclass(frozen=True)
@@ -115,9 +109,7 @@ class Trial:
         """
         self.failed_ahead = None
         self._is_exact, self._room = is_exact, room
-        with (
-            computing_only()
-        ):  # entered only once, because each replay would open and close it again
+        with computing_only():  # entered only once: each replay would open and close it again
             return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
     def _prove(
@@ -142,7 +134,8 @@ class Trial:
         is_alone = not (number or self._windows or self._unseen() or lab.had_no_gradient)
         if lab.window.error is not None and not (result.losses or note):
             note = _PAST_THE_ERROR
-        elif (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not note:
+        is_lone = result.grad_norm == 0.0 and self._is_deviation_of_one()
+        if (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not (note or is_lone):
             note = "it leaves no gradient to learn from"  # in this step, and in all that fail in the same way
         made = Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note)
         if note:
@@ -150,8 +143,16 @@ class Trial:
         after, note, is_bad = yield from self._after(change, dtype)
         if is_flat and not note:
             note = yield from self._is_stuck(change)
+        if is_lone and not after and not is_bad:
+            note = f"{_LONE}; {note}"
         made = replace(made, num_after=after, note=note, is_step_finite=not is_bad)
         return made, result
+
+    def _is_deviation_of_one(self) -> bool:
+        """Whether the failed operator is a deviation over one element, which is 0 whatever the weights are."""
+        birth = self.lab.origin.birth if self.lab.origin is not None else None
+        is_one = birth is not None and birth.facts.get("num_reduced", 2.0) <= 1.0
+        return is_one and birth is not None and birth.op.rpartition(".")[2] in _SPREAD
 
     def spoils(
         self, change: Change, dtype: str, limits_gradients: bool
@@ -341,7 +342,7 @@ class Trial:
             number += 1
         if not number:
             return 0, "no other batch was available to go on with", False
-        return number, "on other batches of the data set", False
+        return number, ON_OTHER_BATCHES, False
 
     def _unseen(self) -> list[Window]:
         if self._others is None:

@@ -115,16 +115,16 @@ _Part = tuple[int, Any, bool, list[float], "float | None"]
 
 def _part(result: ReplayResult, rank: int) -> _Part:
     failure = result.failure
-    told = None
+    given = None
     if failure is not None:
         rank_of = failure.rank if isinstance(failure, RankFailure) else rank
-        told = (failure.symptom, failure.step, failure.name, failure.value, rank_of)
-    return rank, told, result.is_complete, result.losses, result.grad_norm
+        given = (failure.symptom, failure.step, failure.name, failure.value, rank_of)
+    return rank, given, result.is_complete, result.losses, result.grad_norm
 
 
 def _merged(own: ReplayResult, parts: list[_Part], rank: int) -> ReplayResult:
     others = [p for p in parts if p[0] != rank]
-    failures = [RankFailure(*told) for _, told, _, _, _ in others if told is not None]
+    failures = [RankFailure(*given) for _, given, _, _, _ in others if given is not None]
     norms = [n for *_, n in parts if n is not None]
     return replace(
         own,

@@ -37,12 +37,15 @@ class BodyVehicle(Vehicle):
         return self.body.has_effects
 
     def extended(self) -> Vehicle | None:
-        body = self.body.extended()
+        body = self.body.extended() or self.body.loosened()
         return None if body is None else BodyVehicle(self.engine, body, self._own)
 
     @property
     def scene(self) -> Scene | None:
         return self.body.scene
+
+    def scenes(self) -> list[Scene]:
+        return self.body.scenes()
 
     def data(self) -> Iterable[tuple[str, Tensor]]:
         return self.body.given_tensors() if self._own.is_loaderless else ()

@@ -1,4 +1,4 @@
-"""Chooses the vehicle for a replay: the safest one that reproduces the failure."""
+"""Chooses the vehicle that replays a loop: the safest one that reproduces the failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ...runtime.engine import Engine
-from ...runtime.ranks.groups import has_flat_shards
 from ...runtime.recovery.carry_out import DEEP
 from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
@@ -19,30 +18,17 @@ from ..body.body import Body
 from ..body.scene import Scene, scenes_of_frame, scenes_of_saved, scenes_of_traceback
 from .body_vehicle import BodyVehicle
 from .frameworks import framework_step
-from .vehicles import ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
+from .vehicles import ClosureVehicle, FrameworkVehicle, NoVehicle, Vehicle, refusing_vehicle
 
 __all__ = ["choose_vehicle", "trial_vehicle"]
 
 _MAX_FRAMES = 8
 
 
-_FLAT_SHARDS = (
-    "a step of FullyShardedDataParallel cannot be computed again, so the origin was not traced; with `fully_shard` "
-    "it can"
-)
-
-
 def choose_vehicle(
     engine: Engine, window: Window, failure: Failure, frame: FrameType | None
 ) -> Vehicle:
-    """Choose the vehicle for a failed window; `frame`: the current frame of the step."""
-    if engine.settings.replay == "off":
-        return NoVehicle(engine)
-    if has_flat_shards(engine.state.roots.values()):
-        return NoVehicle(engine, why=_FLAT_SHARDS)
-    if window.batches and window.batches[0].loss_fn is not None:
-        assert engine.step_parts is not None
-        return StepVehicle(engine, engine.step_parts)
+    """Choose the vehicle for a failed window of a loop; `frame`: the current frame of the step."""
     found = framework_step(frame)
     if found is not None and all(b.items for b in window.batches):
         return FrameworkVehicle(engine, found)
@@ -55,6 +41,9 @@ def choose_vehicle(
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
         scenes = [_at_step(engine, s) for s in scenes]
+    elif window.left_at is not None:
+        code, line = window.left_at
+        scenes = [replace(s, line=line, column=None) if s.code is code else s for s in scenes]
     bodies = _bodies(engine, window, scenes)
     if engine.settings.replay == "full":
         bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
@@ -63,7 +52,7 @@ def choose_vehicle(
 
 
 def _scenes(window: Window, frame: FrameType | None) -> list[Scene]:
-    has_left_early = window.is_left_out_by_script
+    has_left_early = window.is_left_by_script and window.num_backward > 0
     return [replace(s, has_left_early=has_left_early) for s in scenes_of_frame(frame)]
 
 
@@ -80,9 +69,7 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
 
     Its batch is gone, but the current batch is good enough for trying a setting.
     """
-    if engine.settings.replay == "off" or window.error is not None or window.manual_update:
-        return NoVehicle(engine)
-    if has_flat_shards(engine.state.roots.values()):
+    if window.error is not None or window.manual_update or refusing_vehicle(engine) is not None:
         return NoVehicle(engine)
     found = _bodies(engine, window, _scenes(window, frame), is_loose=True)
     return FirstRunnable(engine, found)
@@ -143,6 +130,9 @@ class FirstReproducing(Vehicle):
     def scene(self) -> Scene | None:
         return self._now.scene
 
+    def scenes(self) -> list[Scene]:
+        return self._now.scenes()
+
     def data(self) -> Iterable[tuple[str, torch.Tensor]]:
         return self._now.data()
 
@@ -184,6 +174,10 @@ class FirstRunnable(Vehicle):
         super().__init__(engine)
         self._candidates = candidates
         self._chosen: Vehicle | None = None
+
+    @property
+    def scene(self) -> Scene | None:
+        return None if self._chosen is None else self._chosen.scene
 
     def can_run(self, window: Window) -> bool:
         return self._chosen is None or self._chosen.can_run(window)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ from ...errors import UsageError
 from ...putting_back import put_back
 from ...runtime.engine import Engine
 from ...runtime.frames import bad_tensors
-from ...runtime.ranks.groups import has_memory, unsynced, without_sync, wrappers_over
+from ...runtime.ranks.groups import (
+    has_flat_shards,
+    has_memory,
+    unsynced,
+    without_sync,
+    wrappers_over,
+)
 from ...runtime.ranks.shards import begin_anew
 from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
 from ...runtime.window import BatchRef, Replay, ReplayResult, Window
 from ...sandbox.compute import computing_only
-from ..body.scene import Scene
+from ..body.scene import Scene, scenes_of_frame
 from .changed_source import NotRunnable
 from .detour import Detour
 from .frameworks import FrameworkStep, unlogged
@@ -38,8 +45,13 @@ __all__ = [
     "NoVehicle",
     "StepVehicle",
     "Vehicle",
+    "refusing_vehicle",
 ]
 
+_FLAT_SHARDS = (
+    "a step of FullyShardedDataParallel cannot be computed again, so the origin was not traced; with `fully_shard` "
+    "it can"
+)
 _OURS = tuple(
     f"{Path(__file__).parents[1] / room}{os.sep}"
     for room in ("investigate", "locate", "runtime", "detect")
@@ -73,6 +85,10 @@ class Vehicle:
     def scene(self) -> Scene | None:
         """The current position of the loop whose statements are run."""
         return None
+
+    def scenes(self) -> list[Scene]:
+        """The functions of the script that are running at the step, innermost first."""
+        return scenes_of_frame(sys._getframe(1))
 
     def data(self) -> Iterable[tuple[str, Tensor]]:
         """The tensors from which a loop without a loader makes its batches, by variable name."""
@@ -188,6 +204,15 @@ class NoVehicle(Vehicle):
 
     def can_run(self, window: Window) -> bool:
         return False
+
+
+def refusing_vehicle(engine: Engine) -> Vehicle | None:
+    """A vehicle that replays nothing, if no step of this training can be computed again."""
+    if engine.settings.replay == "off":
+        return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
+        return NoVehicle(engine, why=_FLAT_SHARDS)
+    return None
 
 
 class StepVehicle(Vehicle):

@@ -33,6 +33,8 @@ _SINGULAR = {
 @on("select")
 def singular_before_selection(op: Operation, ctx: Context) -> None:
     """`(a / n)[n > 0]`: the selection discards the value, not its derivative."""
+    if not isinstance(op.node, ast.Subscript):
+        return  # a method that is called `select`
     value = op.args[0]
     if not ctx.is_grad or value.node is None or value.has(v.NOGRAD):
         return

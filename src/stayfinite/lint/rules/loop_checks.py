@@ -16,12 +16,12 @@ _BEST = re.compile(r"(^|_)best(_|$)|^best|(^|_)min_(val_)?loss", re.I)
 _LEAVES = (ast.Continue, ast.Return, ast.Break, ast.Raise)
 
 
-@on("compare")
+@on("<compare>")
 def compared_with_nan(op: Operation, ctx: Context) -> None:
     assert isinstance(op.node, ast.Compare)
-    is_equality = isinstance(op.node.ops[0], (ast.Eq, ast.NotEq))
-    if is_equality and any(x.has(v.NAN) for x in op.args):
-        always = "False" if isinstance(op.node.ops[0], ast.Eq) else "True"
+    comparison = op.node.ops[0]
+    if isinstance(comparison, (ast.Eq, ast.NotEq)) and any(x.has(v.NAN) for x in op.args):
+        always = "False" if isinstance(comparison, ast.Eq) else "True"
         message = f"NaN is equal to nothing, not even to itself: this is always {always}"
         ctx.hits.append(Hit("SF212", op.node, message, is_default=True))
 

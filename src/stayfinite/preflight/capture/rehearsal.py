@@ -28,7 +28,7 @@ SECONDS = 5.0
 """Of computing, from the first step on."""
 _FEWEST_BATCHES = 2
 _EPOCHS = 2.5
-"""So many are to fit the seconds: what follows the epochs is what this is for."""
+"""This many are to fit the seconds: what follows the epochs is what this is for."""
 _BUDGET_SHARE = 0.3
 _PATIENCE_S = 120.0
 """Without news from it for so long, it is given up. A busy machine gives a process little time."""
@@ -104,8 +104,8 @@ def _findings(
     seen: dict[str, Any], job: Mapping[str, Any], folder: Path, found: Sequence[Finding]
 ) -> list[Finding]:
     incidents = [from_plain(Incident, i) for i in seen["incidents"]]
-    told = {f.subject for f in found if f.status == "fail"}
-    new = [i for i in incidents if _place(i) not in told]
+    failed_subjects = {f.subject for f in found if f.status == "fail"}
+    new = [i for i in incidents if _place(i) not in failed_subjects]
     if new:
         return [_finding(i, seen, _saved(i, job, folder)) for i in new]
     steps = f"{seen['num_steps']} steps in epochs of at most {seen['most_batches']} batches"
@@ -123,8 +123,8 @@ def _findings(
 
 def by_measurement(found: Sequence[Finding]) -> list[Finding]:
     """A rate that is only unusual is none to warn of where the whole training in short learns with it."""
-    told = next((f for f in found if f.check == CHECK and f.status == "pass"), None)
-    if told is None or not (told.data.get("is_whole") and told.data.get("is_falling")):
+    healthy = next((f for f in found if f.check == CHECK and f.status == "pass"), None)
+    if healthy is None or not (healthy.data.get("is_whole") and healthy.data.get("is_falling")):
         return list(found)
     return [_measured(f) if f.check == "config/lr" and f.status == "warn" else f for f in found]
 

@@ -147,7 +147,7 @@ def _is_falling(losses: Sequence[float]) -> bool:
 
 
 def shorten_epochs(most: int) -> None:
-    """Every loader ends after so many batches, for as long as this process lives."""
+    """Every loader ends after this many batches, for as long as this process lives."""
     reason = "an epoch of the rehearsal is short"
     subscribe(Target(_BaseDataLoaderIter, "__next__", reason, "check"), _next, most)
     subscribe(Target(DataLoader, "__len__", reason, "check"), _len, most)

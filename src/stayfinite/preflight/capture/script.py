@@ -152,7 +152,7 @@ class _Session:
         return self._notes(outcome)
 
     def _takes_fewer_steps(self, outcome: dict[str, Any]) -> bool:
-        """The loop ends amid the steps that a group takes in a row: then so many as it allows."""
+        """The loop ends amid the steps that a group takes in a row: then as many as it allows."""
         num_steps = outcome.get("num_probes", 0)
         if num_steps < 2 or num_steps >= (self.job["longest_run"] or math.inf):
             return False

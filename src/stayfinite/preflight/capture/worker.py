@@ -194,8 +194,8 @@ def _broken(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str, A
     step = len(captor.steps) if captor.watch.num_batches or captor.num_backward else None
     skipped: list[SkippedGroup] = []
     names = without_steps(tuple(job["groups"]), skipped, error, step)
-    told = {"forward": [runs_finding(error, where, step)]}
-    if _from_parts(names, skipped, told, captor, ledger):
+    reported = {"forward": [runs_finding(error, where, step)]}
+    if _from_parts(names, skipped, reported, captor, ledger):
         outcome["kind"] = "broken"
 
 
@@ -215,16 +215,16 @@ def _unprobed(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str,
 def _from_parts(
     names: tuple[str, ...],
     skipped: list[SkippedGroup],
-    told: dict[str, list[Finding]],
+    reported: dict[str, list[Finding]],
     captor: Captor,
     ledger: FolderLedger,
 ) -> bool:
-    """These groups, and what is told of those that are left out; False where there is no training at all."""
+    """These groups, and what is reported of those that are left out; False where there is no training at all."""
     if captor.start_where_it_stands() is None or captor.subject is None:
         return False
     drive(conduct(captor.subject, load_groups(names), ledger), _refuse)
     for s in skipped:
-        ledger.done(s.group, told.get(s.group, []), s.reason, 0.0)
+        ledger.done(s.group, reported.get(s.group, []), s.reason, 0.0)
     return True
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import yaml
 
 from ...errors import UsageError
+from ...parsing import parse_toml
 from .literals import arithmetic, number_in
 
 __all__ = ["ConfigFile", "PlacedValue", "read_config"]
@@ -160,10 +159,9 @@ def _plain_entries(value: Any, path: tuple[str, ...]) -> Iterator[PlacedValue]:
 
 
 def _read_toml(path: Path, text: str) -> Iterator[PlacedValue]:
-    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        content = toml.loads(text)
-    except toml.TOMLDecodeError as e:
+        content = parse_toml(text)
+    except ValueError as e:
         found = re.search(r"line (\d+), column (\d+)", str(e))
         line, column = (int(found[1]), int(found[2])) if found else (None, None)
         what = re.sub(r" \(at .*\)", "", str(e))

@@ -84,11 +84,11 @@ def _empty(scan: Scan) -> list[Finding]:
             index = p.shape_example[hollow[0]]
             count = sum(p.shapes[s] for s in hollow)
             found.append(
-                failed(
+                warned(
                     _GROUP,
                     "data/empty",
                     f"{count} of {p.num_samples:,} have no element (shape {hollow[0]})",
-                    "leave them out: a mean over nothing is NaN",
+                    "make sure that the loss is finite without them, or leave them out: a mean over nothing is NaN",
                     subject=f"{p.name}, sample {index}",
                     weight=7,
                     data={"sample": index, "count": count},
@@ -237,8 +237,8 @@ def _constant(p: PartStats) -> list[Finding]:
         return []
     share = len(same) / p.num_features
     is_padding = p.num_features >= 64 and share > 0.02 and all(float(p.low[i]) == 0 for i in same)
-    if is_padding:
-        return []  # borders of flattened images, words that never occur
+    if is_padding or _is_binary(p):
+        return []  # borders of flattened images, words that never occur, events that are rare
     shown = ", ".join(map(str, same[:_SHOWN])) + (" …" if len(same) > _SHOWN else "")
     which = f", feature {shown}" if p.num_features > 1 else ""
     return [
@@ -253,6 +253,15 @@ def _constant(p: PartStats) -> list[Finding]:
             data={"features": same[:256]},
         )
     ]
+
+
+def _is_binary(p: PartStats) -> bool:
+    """Nothing but 0 and 1 at the ends of every feature: what happened and what did not."""
+    if p.low is None or p.high is None:
+        return False
+    ends = torch.cat([p.low.flatten(), p.high.flatten()])
+    is_known = bool(((ends == 0) | (ends == 1)).all())
+    return is_known and bool((p.low == 0).any() and (p.high == 1).any())
 
 
 def _duplicates(scan: Scan) -> list[Finding]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ...runtime.batches import named_tensors
 from ...runtime.rng import RngState
 from ...runtime.rows import num_rows
 from ..layers import ask
@@ -49,18 +50,34 @@ def data(subject: Subject) -> Checks:
 def _executed(
     subject: Subject, loader: Any, scan: Scan, found: list[Finding]
 ) -> Generator[Probe, Seen, list[Finding]]:
-    """A value beyond float16 is none to fail for where a batch with it is finite: it may be scaled first."""
+    """A value beyond float16, a sample with nothing in it: a batch with it says whether it does harm.
+
+    It may be scaled first; images without an object are ordinary.
+    """
     judged = []
     for f in found:
         if f.check == "data/range" and f.status == "fail" and "sample" in f.data:
-            batch = _batch_with(subject, loader, scan, f.data["sample"])
-            if batch is not None:
-                seen = yield from ask(subject, Probe(batch, "a batch with the largest value"))
-                if seen.error is None and seen.is_finite:
-                    said = f"{f.value}, but a batch with it is finite: it is scaled before"
-                    f = replace(f, status="pass", value=said, action="")
+            batch, why = _batch_with(subject, loader, scan, f.data["sample"]), "it is scaled before"
+        elif f.check == "data/empty":
+            batch, why = _batch_with(subject, loader, scan, f.data["sample"]), "that is dealt with"
+            batch = batch if batch is not None else _hollow(subject, loader)
+        else:
+            batch = None
+        if batch is not None:
+            seen = yield from ask(subject, Probe(batch, "a batch with such a sample"))
+            if seen.error is None and seen.is_finite:
+                said = f"{f.value}, but a batch with it is finite: {why}"
+                f = replace(f, status="pass", value=said, action="")
+            else:
+                f = replace(f, status="fail")
         judged.append(f)
     return judged
+
+
+def _hollow(subject: Subject, loader: Any) -> Any:
+    """A real batch that holds a tensor without an element; None where none is at hand."""
+    ready = loader if isinstance(loader, (list, tuple)) else subject.batches
+    return next((b for b in ready if any(not t.numel() for _, t in named_tensors(b))), None)
 
 
 def _batch_with(subject: Subject, loader: Any, scan: Scan, index: int) -> Any:

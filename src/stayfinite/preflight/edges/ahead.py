@@ -19,7 +19,7 @@ _SOON = 3
 _FEW = 30
 """Epochs of the batches that were seen, and steps: a training may well be over after them."""
 FEWEST = 4
-"""So many steps are taken, however long one takes."""
+"""This many steps are taken, however long one takes."""
 _MEASURED = 8
 """Every so many steps weights and moments are measured."""
 
@@ -58,7 +58,6 @@ def run_on(
     seconds: float,
     *,
     mark: bool = False,
-    group: str = "edges",
 ) -> Generator[Probe, Seen, Ahead]:
     """Run steps in order, starting again from the first batch after the last.
 
@@ -81,7 +80,7 @@ def run_on(
             ahead.error = seen.error
             break
         if is_lost(subject, seen):
-            ahead.broke = yield from _traced(subject, batches, i, ahead, group)
+            ahead.broke = yield from _traced(subject, batches, i, ahead)
             break
         ahead.steps.append(seen)
         if any(not _is_rate(rate) for rate in seen.lrs):
@@ -108,7 +107,7 @@ def _step(batches: Sequence[Any], i: int, keep: bool) -> Probe:
 
 
 def _traced(
-    subject: Subject, batches: Sequence[Any], last: int, ahead: Ahead, group: str
+    subject: Subject, batches: Sequence[Any], last: int, ahead: Ahead
 ) -> Generator[Probe, Seen, Prediction]:
     """The same steps once more; the last one tells where its first bad value is born."""
     name = new_id()
@@ -125,8 +124,8 @@ def _traced(
     if holds_bad(batch):
         done += ", which holds NaN or Inf"
     return Prediction(
-        group=group,
-        check=f"{group}/ahead",
+        group="edges",
+        check="edges/ahead",
         what=f"step {last} of a copy of the training ({done})",
         level=_level(subject, len(batches), last, ahead),
         why=f"seen: {last} steps at its own rates are finite, the next one is not",

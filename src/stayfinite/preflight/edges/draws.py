@@ -22,9 +22,9 @@ __all__ = ["Draw", "draws", "more_draws", "unwritten_memory"]
 
 SEEDS = 6
 MORE_SEEDS = 160
-"""So many where the step does draw random numbers, as far as time allows."""
+"""This many where the step does draw random numbers, as far as time allows."""
 _OWN = 12
-"""So many of the training's own batches meet memory that is full of NaN."""
+"""This many of the training's own batches meet memory that is full of NaN."""
 _LIKELY = 1e4
 _POSSIBLE = 1e6
 """Steps within which such a draw is to be expected."""

@@ -14,6 +14,7 @@ from torch import nn
 from ...foresee.search.candidates import LEVELS, Candidate
 from ...foresee.search.extents import firm_boxes, is_flat
 from ...foresee.search.families import candidates
+from ...foresee.search.laws import Law, laws
 from ...foresee.search.parts import Part, parts_of
 from ...foresee.search.plausible import between, distance
 from ...runtime.rows import num_rows
@@ -31,19 +32,21 @@ __all__ = ["edges"]
 GROUP = "edges"
 SEARCH_S = 1.0
 SEARCH_STEPS = 12
-"""The search ends after so many seconds, or so many steps' time where that is more."""
+"""The search ends after this many seconds, or this many steps' time where that is more."""
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
 LONG_S = 0.7
 LONG_STEPS = 1500
 DRIFTS = (1.0, 3.0, 10.0)
-"""So many times further than the longer run has gone."""
+"""This many times further than the longer run has gone."""
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 _HALVINGS = 4
 _DRAWS_SHARE = 0.25
 _FEWEST_DRAWS = 4
 _SAME_BATCH = ("memory", "random", "draw", "zero-grad", "dead", "drift")
+_REGROUPED = ("one-class", "skewed", "absent", "one-sided", "unlike")
+"""Nothing of these is made up: real samples of several batches in one."""
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 _REMEDIES = {
     "long": "bound what grows with the length: normalize the state, or cut sequences to a fixed length",
@@ -119,6 +122,8 @@ class Search:
     parts: list[Part] = field(default_factory=list)
     firm: list[Part] = field(default_factory=list)
     """Boxes that always have an extent."""
+    laws: list[Law] = field(default_factory=list)
+    """What held in every row that was seen."""
     drawn: set[float | None] = field(default_factory=set)
     """The losses of the same batch with other random numbers."""
     _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
@@ -126,6 +131,7 @@ class Search:
     def __post_init__(self) -> None:
         self.parts = parts_of(self.batches)
         self.firm = firm_boxes(self.parts, self.batches)
+        self.laws = laws(self.parts, self.batches)
 
     def run(self, seconds: float, is_again: bool = False) -> Generator[Probe, Seen, None]:
         """Every candidate; again, on other weights, only those that may come."""
@@ -144,12 +150,17 @@ class Search:
                 batch = candidate.make()
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
                 continue  # this batch cannot be changed so
-            if any(is_flat(box, batch) for box in self.firm):
+            if candidate.level != "certain" and self._is_strange(batch):
                 candidate = replace(candidate, level="far")
             yield from self.try_one(candidate, batch)
         if not is_again:
             yield from self._draws(end + _DRAWS_SHARE * seconds)
             yield from self._more_draws(self.spent + _DRAWS_SHARE * seconds)
+
+    def _is_strange(self, batch: Any) -> bool:
+        """It breaks what has held in all that was seen."""
+        is_any_flat = any(is_flat(box, batch) for box in self.firm)
+        return is_any_flat or any(law.is_broken_by(batch) for law in self.laws)
 
     def drift(self, num_steps: int) -> Generator[Probe, Seen, None]:
         """Its own batches on weights that have gone on as they went so far.
@@ -181,11 +192,11 @@ class Search:
 
     def _more_draws(self, end: float) -> Generator[Probe, Seen, None]:
         """As many seeds as time allows, where other seeds gave other losses and no draw has broken."""
-        told = {f"{GROUP}/draw", f"{GROUP}/random"}
+        reported = {f"{GROUP}/draw", f"{GROUP}/random"}
         if len(self.drawn) < 2:
             return
         for draw in more_draws(self.batches):
-            if self.spent > end or any(p.check in told for p in self._found.values()):
+            if self.spent > end or any(p.check in reported for p in self._found.values()):
                 break
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
@@ -267,7 +278,9 @@ class Search:
 
     def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
         why = c.why
-        if batch is not None and c.family not in _SAME_BATCH:
+        if c.family in _REGROUPED:
+            why = "; ".join(w for w in ("real samples of several batches in one", c.why) if w)
+        elif batch is not None and c.family not in _SAME_BATCH:
             far = distance(self.batches[0], batch, self.parts, num_rows(self.batches[0]))
             why = "; ".join(w for w in (far.words() if far else "", c.why) if w)
         return Prediction(

@@ -216,11 +216,13 @@ def _short(seen: Seen) -> str:
         return seen.error
     if seen.loss is not None and not math.isfinite(seen.loss):
         return f"loss {seen.loss}"
-    where = seen.location
-    is_update = where is not None and any(
-        k.direction == "optimizer" for k in where.chain if k.role == "birth"
-    )
-    return "weights that are not finite" if is_update else "gradients that are not finite"
+    return "weights that are not finite" if _is_update(seen) else "gradients that are not finite"
+
+
+def _is_update(seen: Seen) -> bool:
+    """Born in the optimizer's step."""
+    chain = seen.location.chain if seen.location is not None else ()
+    return any(k.direction == "optimizer" for k in chain if k.role == "birth")
 
 
 def _place(seen: Seen) -> str:
@@ -231,7 +233,7 @@ def _place(seen: Seen) -> str:
         return ""
     if where.file and where.line:
         return f"{os.path.basename(where.file)}:{where.line}"
-    return where.module or ""
+    return where.module or ("optimizer.step()" if _is_update(seen) else "")
 
 
 def _words(seen: Seen) -> str:

@@ -48,11 +48,11 @@ class Unlucky(TorchFunctionMode):
         result = func(*args, **given)
         if isinstance(result, Tensor) and result.numel():
             with torch.no_grad():
-                result, chance = self.spoiled(func, args, given, result)
+                result, chance = self.with_unlucky(func, args, given, result)
             self.chance += chance
         return result
 
-    def spoiled(
+    def with_unlucky(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> tuple[Tensor, float]:
         """The result with its unlucky number, and how often a call draws one; 0 for another call."""
@@ -72,7 +72,7 @@ class UnluckyRandom(Unlucky):
         super().__init__()
         self._value, self._each = value, each
 
-    def spoiled(
+    def with_unlucky(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> tuple[Tensor, float]:
         is_unit = func in _UNIFORM or (func is Tensor.uniform_ and len(args) == 1 and not kwargs)
@@ -96,7 +96,7 @@ class UnluckyInteger(Unlucky):
         super().__init__()
         self._is_high = is_high
 
-    def spoiled(
+    def with_unlucky(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> tuple[Tensor, float]:
         if func not in _INTEGER:
@@ -117,7 +117,7 @@ class UnluckyNormal(Unlucky):
         super().__init__()
         self._value = sign * _SIGMAS
 
-    def spoiled(
+    def with_unlucky(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> tuple[Tensor, float]:
         is_standard = func in _NORMAL and (

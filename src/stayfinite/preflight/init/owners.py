@@ -25,7 +25,7 @@ def ownership(subject: Subject) -> Checks:
     found = _duplicates(subject, registered)
     if not subject.optimizers:
         return found
-    found += _nothing_to_train(subject, held)
+    found += _nothing_to_train(subject)
     stale = _stale(subject, registered, held)
     found += stale
     loose = _loose(subject, held)
@@ -77,7 +77,7 @@ def _duplicates(subject: Subject, registered: dict[int, str]) -> list[Finding]:
     return few(found) or [passed(GROUP, "init/duplicate", f"{len(owners)} tensors, each once")]
 
 
-def _nothing_to_train(subject: Subject, held: Counter[int]) -> list[Finding]:
+def _nothing_to_train(subject: Subject) -> list[Finding]:
     parameters = dict(subject.parameters())
     wanted = [n for n, p in parameters.items() if p.requires_grad]
     if parameters and not wanted and not any(_trainable(subject)):

@@ -24,6 +24,8 @@ from .probe_runner import Attempt, Bench, step_schedule
 
 __all__ = ["BuildRunner", "error_place", "model_device"]
 
+_FIRST_BATCHES = 3
+
 
 class BuildRunner:
     """Runs probes on a training that was built by a function."""
@@ -33,7 +35,6 @@ class BuildRunner:
         built: Built,
         label: str,
         seed: int = 0,
-        num_first: int = 3,
         rebuild: Callable[[], dict[str, torch.nn.Module]] | None = None,
     ) -> None:
         self._built = built
@@ -50,7 +51,6 @@ class BuildRunner:
         self.bench = Bench(state, model_device(built.model))
         self.bench.functions = [built.loss_fn]
         self._seed = seed
-        self._num_first = num_first
         self._rebuild = rebuild
         self.first_error: Seen | None = None
         """What the first real step raised, if it did."""
@@ -114,7 +114,7 @@ class BuildRunner:
         """The first batches; if the loader raises, those before it."""
         batches: list[Any] = []
         try:
-            for batch in itertools.islice(iter(self._built.loader), self._num_first):
+            for batch in itertools.islice(iter(self._built.loader), _FIRST_BATCHES):
                 batches.append(batch)
         except Exception as e:
             text = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"

@@ -49,8 +49,10 @@ def check(
     """Check a training before it runs: `build` is a function (or what it returns).
 
     It gives model, loss_fn, loader and optimizer; `loss_fn(model, batch)` returns the loss. The
-    training's state is afterwards what it was. Batches that break it are kept in `save_dir`, if that is
-    given, for `stayfinite replay`.
+    training's state is afterwards what it was. `only` and `skip` name groups, `steps` is the number of steps
+    of the group stability, `budget_s` the seconds for the search for breaking batches, `pedantic` also
+    reports failures that need unrealistic data. Batches that break it are kept in `save_dir`, if that is given,
+    for `stayfinite replay`.
 
         from stayfinite.preflight import check
 
@@ -73,21 +75,27 @@ def check(
     if on_samples is not None:
         subject.on_samples = on_samples
     book = Book(progress=progress)
-    if runner.loader_error is not None:
-        book.findings.append(loader_finding(runner.loader_error, len(subject.batches)))
-    if runner.first_error is not None:
-        error = runner.first_error.error or ""
-        if runner.first_error is not runner.loader_error:
-            book.findings.append(
-                runs_finding(error, runner.first_error.error_at, len(subject.steps))
-            )
-        names = without_steps(names, book.skipped, error, len(subject.steps))
+    names = _note_errors(runner, subject, book, names)
     try:
         drive(conduct(subject, load_groups(names), book), runner.run)
     finally:
         runner.bench.reset()
         before.restore()
     return report_of(label, book, start, _notes(subject))
+
+
+def _note_errors(
+    runner: BuildRunner, subject: Subject, book: Book, names: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Note what the loader or the first steps raised; returns the groups that can still run."""
+    if runner.loader_error is not None:
+        book.findings.append(loader_finding(runner.loader_error, len(subject.batches)))
+    if runner.first_error is None:
+        return names
+    error = runner.first_error.error or ""
+    if runner.first_error is not runner.loader_error:
+        book.findings.append(runs_finding(error, runner.first_error.error_at, len(subject.steps)))
+    return without_steps(names, book.skipped, error, len(subject.steps))
 
 
 def _notes(subject: Subject) -> list[str]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...devices import widest
 from ...errors import UsageError
 from ...foresee.capture import StepCapture
-from ...foresee.intervals.analysis import judge_fully
+from ...foresee.intervals.analysis import judge
 from ...investigate import changes
 from ...investigate.replays.tracing import eager_stance, symptom_origin
 from ...locate.modules import name_modules
@@ -242,7 +242,7 @@ class Attempt:
         capture = captured.capture
         try:
             box = self.probe.prove(capture, self._norms)
-            judgment = judge_fully(capture, box)
+            judgment = judge(capture, box)
         except UsageError:
             raise
         except Exception as e:

@@ -22,7 +22,6 @@ __all__ = ["LayerWatch"]
 _SAMPLE = 256
 _SUBSET = 1 << 18
 """Elements that shares and moments are measured on; extremes are of all."""
-_MAX = {"fp16": 65504.0, "bf16": torch.finfo(torch.bfloat16).max}
 _TINY_FP16 = 2.0**-25
 """Half of the smallest subnormal: below it float16 rounds to zero."""
 _GROWING = {

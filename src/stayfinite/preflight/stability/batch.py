@@ -88,7 +88,7 @@ def every_batch(bad: Bad, num_batches: int) -> Finding:
     )
 
 
-def odd_batch(subject: Subject, batches: Numbered) -> Generator[Probe, Seen, Bad | None]:
+def odd_batch(batches: Numbered) -> Generator[Probe, Seen, Bad | None]:
     """The loss grew: whether one batch is far out before any step."""
     if len(batches) < 3:
         return None  # of two, nobody can say which one is the odd one

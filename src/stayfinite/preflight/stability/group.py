@@ -36,7 +36,7 @@ class Course:
     seen: Seen | None = field(default=None, repr=False, compare=False)
     """What that step showed."""
     num_batches: int = 1
-    """The steps went over so many batches again and again."""
+    """The steps went over this many batches again and again."""
 
     @property
     def growth(self) -> float:
@@ -109,7 +109,7 @@ def _own_course(
             stuck = yield from _at_any_rate(subject, batches, course)
             if stuck:
                 return None, batches, [*found, *stuck]
-        odd = yield from odd_batch(subject, batches)
+        odd = yield from odd_batch(batches)
         if odd is not None:
             rest = [b for b in batches if b[0] != odd.number]
             without = yield from _course(subject, rest, FACTORS[0])

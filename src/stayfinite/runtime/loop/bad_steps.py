@@ -35,12 +35,21 @@ class BadSteps:
         self.firewall = Firewall("a look into a bad step")
         self.undo: list[Callable[[], None]] = []
         """Undo functions to call at the end of the iteration."""
-        self.last_loss: Callable[[], object] = lambda: None
-        """The loss of the last bad step; the script's variable may hold it for some iterations."""
         self._tracker = tracker
         self._internal_work = internal_work
         self._undo_companions: list[Callable[[], None]] = []
         """The same for objects that follow the training, with their state when the step was refused."""
+        self._moved: list[Callable[[], None]] = []
+        """Restores the scale that the scaler has come to in this iteration, although its batch is left out."""
+
+    def note_state(
+        self, window: Window, failure: Failure, before_skip: Callable[[], None] | None
+    ) -> None:
+        """Note the rates, schedules and scale to return to; a replay begins before the scaler moved its scale."""
+        now = self.state.capture_small()
+        window.is_left_by_scaler = before_skip is not None and failure.symptom != "scaler_skip"
+        self._moved = [now] if window.is_left_by_scaler else []
+        window.small_state = before_skip or now
 
     def handle(self, window: Window, failure: Failure) -> None:
         """Investigate; if that fails, restore the state from before the investigation."""
@@ -103,12 +112,12 @@ class BadSteps:
         is_back: bool = False,
     ) -> None:
         """Plan the undo at the end of the iteration, after which it is as if its batch had never come."""
-        self.last_loss = window.live_loss or self.last_loss
         undo: list[Callable[[], None]] = []
         if not _is_scalers(failure, verdict):
             # If the schedule were restored, the next step would get the same bad rate.
             if failure.symptom != "learning_rate":
-                undo = [self.state.capture_small(), *self.state.capture_averages()]
+                small = [] if is_back else self._moved
+                undo = [*(small or [self.state.capture_small()]), *self.state.capture_averages()]
                 if verdict is None and (
                     self.state.companions.holders or self.state.companions.twins
                 ):

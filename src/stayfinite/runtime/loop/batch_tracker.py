@@ -224,6 +224,10 @@ class BatchTracker:
         """Whether the loop trained on this loader's batches in this epoch."""
         return id(loader) in self.trained
 
+    def has_trained(self, loader: Any) -> bool:
+        """Whether the loop has ever trained on this loader's batches."""
+        return self.is_trained(loader) or self._epoch(loader) > 0
+
     def forget(self, loader: Any) -> None:
         """Remove unused batches of an exhausted loader: they belong to no step."""
         if self.other is not None and self.other.is_from(loader):

@@ -1,4 +1,7 @@
-"""The driver of a user's own loop: a bad step is skipped and investigated at once, and the loop continues."""
+"""The driver of a user's own loop.
+
+It checks each step before it is applied. A bad step is skipped and investigated at once; then the loop continues.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
 from ..frames import codes_of_step
-from ..outside_modes import outside_user_modes
+from ..outside_modes import unseen
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
 from ..window import Failure, Window
@@ -25,7 +28,6 @@ from .batch_tracker import BatchTracker
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ordinary import OrdinaryIteration
-from .own_skips import OwnSkips
 from .scaling import Scaling
 from .validation import ValidationChecks
 from .window_ends import WindowEnds
@@ -47,7 +49,7 @@ class LoopDriver:
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
         self._bad_steps = BadSteps(engine, self.tracker, self.internal_work)
-        self._window_ends = WindowEnds(engine, self._bad_steps)
+        self._window_ends = WindowEnds(engine, self._bad_steps, self.tracker)
         self._validation = ValidationChecks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
         engine.recovery.position = self.tracker.position
@@ -56,7 +58,6 @@ class LoopDriver:
         """Removes the patches."""
         self._closures = ClosureSteps(self)
         self.scaling = Scaling(engine)
-        self._own_skips = OwnSkips(engine, self.tracker, self._bad_steps, self.scaling, self.refuse)
         self.was_stepped = False
         self.stepped_here: set[int] = set()
         self.is_internal = False
@@ -106,10 +107,7 @@ class LoopDriver:
         """The loop asks for a batch, which ends its previous iteration over this loader."""
         if self.is_internal:
             return
-        window = self.tracker.over_by(loader) or self._own_skips.over_by(loader)
-        if window is not None:
-            self.tracker.close(window)
-            self._window_ends.after(window, is_regular=True)
+        self._window_ends.by_next_batch(loader)
 
     draw: Callable[[Any, Callable[[], Any]], Any] | None = None
     """Not used here: the loop gets the batches of the loader itself."""
@@ -133,6 +131,7 @@ class LoopDriver:
         """A loader gets a new iterator; the loop may not have exhausted the last one."""
         if not self.is_internal and not self.is_replaying:
             self.tracker.begin_epoch(loader)
+            self._window_ends.watch(loader)
 
     def on_loader_end(self, loader: Any) -> None:
         """A loader is exhausted: check the last step of its epoch."""
@@ -147,7 +146,7 @@ class LoopDriver:
         else:
             self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
 
-    @outside_user_modes
+    @unseen
     def before_backward(self, loss: Tensor) -> bool | None:
         if self.is_internal or self.is_over:
             return None
@@ -224,7 +223,7 @@ class LoopDriver:
             return True
         window = self.window_for(optimizer)
         self.engine.step_place.note()
-        if window.failure is not None:
+        if window.failure is not None and not self.scaling.is_passed_by(window.failure):
             return window.failure.symptom == "scaler_skip"
         if self._is_deferred and self.engine.deferral.serves(optimizer):
             self.engine.deferral.arm(window, optimizer)
@@ -317,6 +316,7 @@ class LoopDriver:
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None:
         """Called before (`was_stepped`) and after the scaler's step; after it, notices a skip."""
+        self.scaling.is_stepping = was_stepped
         if was_stepped:
             self.was_stepped = False
             self.engine.shared.is_shared(optimizer)
@@ -335,16 +335,16 @@ class LoopDriver:
 
     def refuse(self, window: Window, failure: Failure) -> None:
         """Skip the step: note the current state, to which the loop returns, and investigate."""
-        if failure.symptom == "scaler_skip" and self.scaling.passes_by():
-            window.failure = failure
+        if failure.symptom == "scaler_skip" and self.scaling.leaves_out(window, failure):
             return
         if self.engine.has_world and self.engine.shared.is_another_ranks(failure):
             return
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":
             self.loaderless.check_each_backward()
-        # Should our code fail before this point, the step is applied unchecked; from here on it is skipped in any case.
-        window.small_state = self.state.capture_small()
+        # If our code fails before this point, the step is applied unchecked. From here on it is skipped, even if the
+        # investigation fails.
+        self._bad_steps.note_state(window, failure, self.scaling.before_skip)
         self._bad_steps.plan(window, failure)
         window.is_moved = window.num_applied > 0
         window.failure = failure

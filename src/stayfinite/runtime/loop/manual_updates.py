@@ -245,7 +245,7 @@ class ManualUpdates:
 
     def _refuse(self, driver: ManualUpdateDriver, window: Window, failure: Failure) -> None:
         """Investigate now, before the script applies the update."""
-        undo = self._plan(driver, window)
+        undo = self._plan(window)
         # A retained graph must not notice that its tensors were written to.
         with _unsafe_preserve_version_counter(tuple(self._trained.tensors)):
             driver.refuse(window, failure)
@@ -256,7 +256,7 @@ class ManualUpdates:
         if undo is not None and window.is_loaderless:
             self._put_back_at_call(driver, undo)
 
-    def _plan(self, driver: ManualUpdateDriver, window: Window) -> Callable[[], None] | None:
+    def _plan(self, window: Window) -> Callable[[], None] | None:
         """The function that restores the current tensors after the update, if that is possible."""
         tensors = self._trained.tensors
         if not self._is_in_place:

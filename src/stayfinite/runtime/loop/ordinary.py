@@ -170,12 +170,13 @@ class OrdinaryIteration:
         ):
             return None
         grads: list[Tensor] = []
-        for group in optimizer.param_groups:
-            rate = group.get("lr")
-            if type(rate) is not float or not -_INF < rate < _INF:
-                return None
-            grads += [g for p in group["params"] if (g := p.grad) is not None]
-        figures = self._check_on_host(grads, window.losses[0][1], window.norm)
+        with torch._C.DisableTorchFunctionSubclass():  # as in `unseen`
+            for group in optimizer.param_groups:
+                rate = group.get("lr")
+                if type(rate) is not float or not -_INF < rate < _INF:
+                    return None
+                grads += [g for p in group["params"] if (g := p.grad) is not None]
+            figures = self._check_on_host(grads, window.losses[0][1], window.norm)
         if figures is None:
             return None
         window.num_attempted = 1

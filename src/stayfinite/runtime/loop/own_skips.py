@@ -1,148 +1,139 @@
-"""Notices a step that the script itself leaves out because of a bad value: `if torch.isnan(loss): continue`.
+"""Batches that a loop leaves out by itself because of a value that is not finite: `if torch.isnan(loss): continue` or
+`break`, or the same after a bad norm of the gradients.
 
-Such a script has its own protection and still wants to know the line. Nothing is read from a device before something is
-out of the ordinary: a batch that was followed by no step.
+The script is left to it, but told where the value came from: it is the same fault in every epoch. Nothing is read unless a
+batch was drawn and not trained on, and then only what the loop has just computed and looked at itself.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import linecache
+import contextlib
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ...detect.check import number_of
+from ...errors import StayfiniteError
+from ...locate.frames import is_user_file
 from ...numerics.health import is_finite
-from ...parsing import parsed
+from ...patches.loaders import samples
 from ..engine import Engine
 from ..frames import calling_frames, variables
-from ..saved_state import SmallStateCopy
 from ..window import Failure, Window
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
-from .scaling import Scaling
+from .loop_source import has_backward, is_way_out, made_in_loop, way_on
 
 __all__ = ["OwnSkips"]
 
 
 class OwnSkips:
-    """Finds the failure behind a step that never came.
+    """Reports the batches of one loop that were left out because of their loss."""
 
-    `refuse` handles the failure like that of a step which was about to be applied.
-    """
+    def __init__(self, engine: Engine, bad: BadSteps, tracker: BatchTracker) -> None:
+        self._engine, self._bad_steps, self._tracker = engine, bad, tracker
+        self._last: Callable[[], Tensor | None] = lambda: None
+        """The last such loss: a variable keeps it until the next is computed."""
+        self._watched: Any = None
+        self._began = 0
+        """The number of batches when the last loop began."""
+        self._thread_id = threading.get_ident()
 
-    def __init__(
-        self,
-        engine: Engine,
-        tracker: BatchTracker,
-        bad_steps: BadSteps,
-        scaling: Scaling,
-        refuse: Callable[[Window, Failure], None],
-    ) -> None:
-        self._engine, self._tracker, self._bad_steps = engine, tracker, bad_steps
-        self._scaling, self._refuse = scaling, refuse
+    def watch(self, loader: Any) -> None:
+        """A loop begins: if it is left by a `break` or a `return`, its iterator is let go of right there."""
+        iterator, source = samples.iterator, weakref.ref(loader)
+        if iterator is None or self._engine.has_world:
+            return
+        me = weakref.ref(self)
 
-    def over_by(self, loader: Any) -> Window | None:
-        """The window that the script has left without its step, after that was handled as bad; None otherwise."""
-        window, engine = self._tracker.window, self._engine
+        def left(_: Any) -> None:
+            mine = me()
+            if mine is not None and threading.get_ident() == mine._thread_id:
+                with contextlib.suppress(StayfiniteError):  # the loop has been left already
+                    mine._bad_steps.firewall.once(mine.look, source(), True)
+
+        self._began = self._tracker.num_batches
+        self._watched = weakref.ref(iterator, left)
+
+    def look(self, loader: Any, is_left: bool = False) -> None:
+        """The loop asks for its next batch, or is left: has it left the last one out because of its loss?
+
+        A loader that the loop has made for itself (`for x in DataLoader(...)`) is gone already when the loop is left.
+        """
+        window = self._tracker.window
+        if window is None or self._engine.replay is not None or not _is_untrained(window, loader):
+            return
+        if window.batches[-1].is_used:
+            self._look_at_gradients(window)
+            return
+        frame = next(_user_frames(sys._getframe(1)), None)
+        name = None if frame is None else self._bad_loss(frame, loader, is_left)
+        if frame is None or name is None:
+            return
+        loss = variables(frame)[name]
+        if loss is self._last():
+            return
+        self._last = weakref.ref(loss)
         if (
-            window is None
-            or window.num_attempted
-            or engine.replay is not None
-            or engine.settings.deferred
-            or engine.has_world
-            or not torch.is_grad_enabled()
-            or not window.batches[-1].is_from(loader)
-        ):
-            return None
-        is_part = window.num_backward > 0 and not window.batches[-1].is_used
-        is_over = window.num_backward > 0 and not is_part
-        failure = self._after_backward(window) if is_over else self._before_it(window)
-        if failure is None:
-            return None
-        if is_part:
-            self._leave_part_out(window, failure)
-            return None
-        self._tracker.note_used(window)
+            window.num_backward
+        ):  # one of several that are accumulated: the others go on to their step
+            last = window.batches.pop()
+            window = Window([last], last.rng, window.lrs)
+        step = self._tracker.note_used(window)
+        window.losses = [(step, loss.detach())]
+        at = None if is_left else way_on(frame.f_code.co_filename, frame.f_lineno, name)
+        window.left_at = None if at is None else (frame.f_code, at)
+        self._report(window, Failure("loss", step, value=number_of(loss)))
+
+    def _report(self, window: Window, failure: Failure) -> None:
+        window.is_left_by_script = True
         window.num_attempted += 1
-        window.is_left_out_by_script = True
-        self._handle(window, failure)
-        return window
+        window.small_state = self._engine.state.capture_small()
+        window.failure = failure
+        self._bad_steps.handle(window, failure)
+        self._bad_steps.undo.clear()
+        self._tracker.close(window)
 
-    def _leave_part_out(self, window: Window, failure: Failure) -> None:
-        """One batch of several that are accumulated: the others go on towards their step."""
-        last = window.batches.pop()
-        part = Window([last], last.rng, window.lrs)
-        part.live_loss, part.num_attempted, part.is_left_out_by_script = window.live_loss, 1, True
-        last.is_used = True
-        self._handle(part, failure)
-        self._bad_steps.put_back()
+    def _look_at_gradients(self, window: Window) -> None:
+        """A norm was computed after the backward and no step followed; accumulation alone computes none.
 
-    def _handle(self, window: Window, failure: Failure) -> None:
-        """The script goes on as it would alone, unless the policy did more than to leave the step out."""
-        engine = self._engine
-        left, num_before = SmallStateCopy.take(engine.state), len(engine.incidents)
-        self._refuse(window, failure)
-        if all(i.action.kind == "skipped" for i in engine.incidents[num_before:]):
-            self._bad_steps.undo = [left.restore, engine.state.buffers.restore_bad]
-
-    def _after_backward(self, window: Window) -> Failure | None:
-        """Gradient accumulation takes no step either, but it neither clips nor drops its gradients."""
-        is_clipped = window.norm is not None
-        if not is_clipped and not self._has_dropped_gradients():
-            return None
-        loss = window.losses[-1][1] if window.losses else None
-        if loss is not None and not is_finite(loss):
-            return Failure("loss", window.step, value=float(loss))
-        norm = window.norm
-        if norm is None or is_finite(norm):
-            return None
-        if self._scaling.pair is not None:
-            return self._scaling.failure_of_skip(window)
+        With a GradScaler, such a norm is how it finds its scale.
+        """
+        if window.norm is None or self._engine.state.is_scaled or is_finite(window.norm):
+            return
         found = self._engine.explain(window, list(self._engine.state.optimizers))
-        return found or Failure("gradient", window.step, value=float(norm))
+        norm = number_of(window.norm)
+        self._report(window, found or Failure("gradient", window.step, value=norm))
 
-    def _has_dropped_gradients(self) -> bool:
-        optimizers = self._engine.state.optimizers
-        firsts = [p for o in optimizers for g in o.param_groups[:1] for p in g["params"][:1]]
-        return bool(firsts) and all(p.grad is None for p in firsts)
-
-    def _before_it(self, window: Window) -> Failure | None:
-        """No backward came: a loss in the variables of the loop that is not finite and was not told yet."""
-        for value in _losses_of(sys._getframe(1)):
-            if value is not self._bad_steps.last_loss() and not is_finite(value):
-                window.live_loss = weakref.ref(value)
-                return Failure("loss", window.step, value=float(value.detach()))
-        return None
-
-
-def _losses_of(frame: FrameType | None) -> list[Tensor]:
-    """The scalars with a graph among the variables of the loop that asks for its next batch, if it is one that trains."""
-    frames = calling_frames(frame, 1)
-    if not frames or not _trains(frames[0].f_code.co_filename, frames[0].f_lineno):
-        return []
-    values = variables(frames[0]).values()
-    return [v for v in values if type(v) is Tensor and v.numel() == 1 and v.grad_fn is not None]
+    def _bad_loss(self, frame: FrameType, loader: Any, is_left: bool) -> str | None:
+        """The name of the loss among the variables that the loop binds."""
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if is_left and not is_way_out(file, line):
+            return None  # by an exception, which is looked at where it ends the script
+        number = self._tracker.num_batches
+        is_gone = loader is None
+        has_trained = number > self._began if is_gone else self._tracker.has_trained(loader)
+        if not has_trained and not has_backward(file, line, is_left):
+            return None  # an evaluation
+        known = variables(frame)
+        found = [(n, known[n]) for n in made_in_loop(file, line, is_left) if n in known]
+        losses = [
+            (n, t) for n, t in found if isinstance(t, Tensor) and t.numel() == 1 and t.grad_fn
+        ]
+        # No device is waited for, except where the loop itself has left out a batch of its training.
+        bad = [n for n, t in losses if (t.is_cpu or has_trained) and not is_finite(t)]
+        return bad[-1] if bad else None
 
 
-@functools.lru_cache(maxsize=64)
-def _trains(file: str, line: int) -> bool:
-    """Whether the loop at this line calls a `backward`: a figure of an evaluation is nobody's loss."""
-    try:
-        tree = parsed("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return False
-    loops = [
-        n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= line < n.body[0].lineno
-    ]
-    return any(
-        isinstance(n, ast.Attribute) and n.attr == "backward"
-        for loop in loops
-        for n in ast.walk(loop)
-    )
+def _user_frames(frame: FrameType) -> Iterator[FrameType]:
+    return (f for f in calling_frames(frame) if is_user_file(f.f_code.co_filename))
+
+
+def _is_untrained(window: Window, loader: Any) -> bool:
+    is_of_loader = not window.is_loaderless and window.batches[-1].is_from(loader)
+    return is_of_loader and not window.num_attempted

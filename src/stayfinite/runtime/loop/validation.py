@@ -6,8 +6,6 @@ device. Only variables that the loop itself binds count, and only NaN: a `best =
 
 from __future__ import annotations
 
-import ast
-import functools
 import linecache
 import math
 from types import FrameType
@@ -16,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from ...locate.frames import is_user_file
-from ...parsing import parsed
 from ...records import Event
 from ...report.text import short_path
 from ..engine import Engine
 from ..frames import calling_frames, variables
 from .batch_tracker import BatchTracker
+from .loop_source import made_in_loop
 
 __all__ = ["ValidationChecks"]
 
@@ -48,7 +46,7 @@ def _find_nan(frame: FrameType | None, step: int, epoch: int) -> Event | None:
     if mine is None:
         return None
     file, line = mine.f_code.co_filename, mine.f_lineno
-    names = _made_in_loop(file, line)
+    names = made_in_loop(file, line)
     known = variables(mine) if names else {}
     bad = [n for n in names if _is_nan(known.get(n))]
     if not bad:
@@ -72,26 +70,3 @@ def _is_nan(value: Any) -> bool:
     if isinstance(value, list):
         return any(isinstance(v, float) and math.isnan(v) for v in value[-_MOST:])
     return False
-
-
-@functools.lru_cache(maxsize=64)
-def _made_in_loop(file: str, line: int) -> tuple[str, ...]:
-    """The names that the loop at this line binds, adds to or appends to."""
-    try:
-        tree = parsed("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ()
-    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and _is_head(n, line)]
-    found: list[str] = []
-    for node in (n for loop in loops for s in loop.body for n in ast.walk(s)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.append(node.id)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            holder = node.func.value
-            if node.func.attr in ("append", "extend") and isinstance(holder, ast.Name):
-                found.append(holder.id)
-    return tuple(dict.fromkeys(found))
-
-
-def _is_head(loop: ast.For, line: int) -> bool:
-    return loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)

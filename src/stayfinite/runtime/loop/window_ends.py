@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from ..engine import Engine
 from ..frames import is_at_loop_head
 from ..window import Window
 from .bad_steps import BadSteps
+from .batch_tracker import BatchTracker
+from .own_skips import OwnSkips
 
 __all__ = ["WindowEnds"]
 
@@ -15,9 +18,23 @@ __all__ = ["WindowEnds"]
 class WindowEnds:
     """Closes a healthy window, undoes a bad one, and judges deferred ones when their verdict is known."""
 
-    def __init__(self, engine: Engine, bad: BadSteps) -> None:
-        self._engine, self._bad_steps = engine, bad
+    def __init__(self, engine: Engine, bad: BadSteps, tracker: BatchTracker) -> None:
+        self._engine, self._bad_steps, self._tracker = engine, bad, tracker
         self._state = engine.state
+        self._own_skips = OwnSkips(engine, bad, tracker)
+
+    def by_next_batch(self, loader: Any) -> None:
+        """The loop asks this loader for its next batch, which ends the iteration of the last one."""
+        window = self._tracker.over_by(loader)
+        if window is not None:
+            self._tracker.close(window)
+            self.after(window, is_regular=True)
+        elif not self._engine.has_world:  # the other ranks would not know of it
+            self._own_skips.look(loader)
+
+    def watch(self, loader: Any) -> None:
+        """A loop over this loader begins."""
+        self._own_skips.watch(loader)
 
     def after(self, window: Window, is_regular: bool) -> None:
         """End a window; `is_regular`: the loop went on to its next batch. If it was left instead, nothing is undone."""

@@ -34,9 +34,9 @@ class RankFailure(Failure):
     rank: int = 0
 
 
-def most_telling_first(told: Iterable[tuple[Any, ...] | None]) -> list[RankFailure]:
+def most_telling_first(given: Iterable[tuple[Any, ...] | None]) -> list[RankFailure]:
     """Merge the failures of the ranks, without those that saw none."""
-    found = [RankFailure(*f) for f in told if f is not None]
+    found = [RankFailure(*f) for f in given if f is not None]
     return sorted(found, key=lambda f: (_ORDER.index(f.symptom), f.rank))
 
 

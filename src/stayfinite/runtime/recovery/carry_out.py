@@ -32,9 +32,9 @@ __all__ = ["DEEP", "Recovery"]
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _NEARLY = 25
-"""A diverged run that has at most so many batches left in its epoch may finish the epoch."""
+"""A diverged run that has at most this many batches left in its epoch may finish the epoch."""
 _PATIENCE = 12
-"""An adaptive policy stops after so many bad steps in a row that could not be explained."""
+"""An adaptive policy stops after this many bad steps in a row that could not be explained."""
 
 
 class Recovery:
@@ -87,9 +87,9 @@ class Recovery:
         self.tally.num_total += 1
         verdict.outlook = verdict.outlook or self._lost
         decision = self._decide(incident, window, verdict.outlook)
-        is_own = window is not None and bool(window.manual_update)
+        is_own = window is not None and window.is_scripts_own
         if is_own and decision.kind not in ("raise", "stop"):
-            decision = Decision("skip")  # the script applies its own update in any case
+            decision = Decision("skip")  # the script applies its own update, or none, in any case
         if decision.kind == "sanitize":
             assert window is not None
             cut = self._sanitizer.cut(window, incident, self.ledger)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ...numerics.health import FiniteFlag
 from ...saying import say
 from ..batches import named_tensors
+from ..outside_modes import unseen
 
 if TYPE_CHECKING:  # the checkpoint readers take long to import, and most runs do not need them
     from ...checkpoint import TensorFinding
@@ -190,6 +191,7 @@ def refused_name(path: str | os.PathLike[str]) -> str:
     return str(where.with_name(f"{where.stem}{MARK}{where.suffix}"))
 
 
+@unseen
 def bad_tensors(value: Any) -> list[TensorFinding]:
     """What is not finite in a state, by name; one fused pass if everything is finite.
 

@@ -8,10 +8,13 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from ...patches.unseen import is_unseen
 from ...saying import say
 
 __all__ = ["show"]
 
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")
 _OWN = str(Path(__file__).resolve().parents[2])
 
 
@@ -36,7 +39,19 @@ def _first_of_script(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _without_us(stack: traceback.StackSummary) -> traceback.StackSummary:
-    return traceback.StackSummary.from_list([f for f in stack if not _is_ours(f.filename)])
+    """Leave out our frames, and those of the standard library that work for us when a Ctrl-C arrives.
+
+    A frame below one of our wrappers is that of the function which the script has called.
+    """
+    kept, is_within = [], False
+    for frame in stack:
+        if _is_ours(frame.filename):
+            is_within = not is_unseen(frame.filename)
+            continue
+        is_within = is_within and _is_stdlib(frame.filename)
+        if not is_within:
+            kept.append(frame)
+    return traceback.StackSummary.from_list(kept)
 
 
 def _is_ours(file: str) -> bool:
@@ -44,3 +59,7 @@ def _is_ours(file: str) -> bool:
     is_demo = path.startswith(os.path.join(_OWN, "demo") + os.sep)
     is_runner = file.startswith("<frozen") or os.path.basename(file) == "runpy.py"
     return (path.startswith(_OWN + os.sep) and not is_demo) or is_runner
+
+
+def _is_stdlib(file: str) -> bool:
+    return file.startswith(_STDLIB) and not file.startswith(_PACKAGES)

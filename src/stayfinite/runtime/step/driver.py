@@ -33,11 +33,14 @@ class Outcome:
     """The result of one `guard.step`. Reading `.loss` or `.grad_norm` syncs with the device; the step does not."""
 
     step: int
+    """The number of the batch, from 0."""
     _loss: Tensor | float | None
     _owner: StepDriver
     _norm: Tensor | None
     applied: bool
+    """Whether the optimizer has made the step."""
     incident: Incident | None = None
+    """The explanation of a bad step; None after a good one, and after a normal skip of the GradScaler."""
 
     @property
     def loss(self) -> float:

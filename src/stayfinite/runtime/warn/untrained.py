@@ -34,7 +34,7 @@ def untrained_weights(state: TrainState, step: int) -> Event | None:
     plain = [(n, m, t) for n, m, t in _plain(state) if id(t) not in trained]
     wanting = [n for n, _, t in plain if t.requires_grad and t.grad is not None]
     known = trained | {id(t) for _, _, t in plain}
-    wanting += [n for n, t in weight_variables(frame) if id(t) not in known]
+    wanting += [n for n, _ in weight_variables(frame, known)]
     still = [(n, m) for n, m, t in plain if not t.requires_grad and t.grad_fn is None]
     if still:
         used = names_in_use(modules, frame)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -74,41 +74,53 @@ def names_in_use(modules: Iterable[nn.Module], frame: FrameType | None) -> set[s
     return found
 
 
-def weight_variables(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:
+def weight_variables(
+    frame: FrameType | None, known: Collection[int] = ()
+) -> Iterator[tuple[str, Tensor]]:
     """Variables of the user's running functions that have a gradient and are used like weights.
 
-    Inputs of a model can have gradients too (adversarial images), but a weight is never passed to a model.
+    Inputs of a model can have gradients too (adversarial images), but a weight is never passed to a model. Tensors whose `id`
+    is `known` are left out first: to parse a long file takes longer than many steps of a training.
     """
-    seen: set[int] = set()
+    seen = set(known)
+    trees: dict[str, ast.AST | None] = {}
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if is_user_file(file):
             for name, value in (*frame.f_locals.items(), *frame.f_globals.items()):
                 is_leaf = isinstance(value, Tensor) and value.is_leaf and value.requires_grad
                 if not is_leaf or value.grad is None or value.numel() < 2 or id(value) in seen:
                     continue
                 seen.add(id(value))
-                if _is_used_as_weight(frame.f_code.co_filename, name):
+                if file not in trees:
+                    trees[file] = _tree(file)
+                if _is_used_as_weight(trees[file], name):
                     yield name, value
         frame = frame.f_back
 
 
-def _is_used_as_weight(file: str, name: str) -> bool:
-    """Whether it is used in matrix products or as a weight argument of a torch function, and as no other argument."""
+def _tree(file: str) -> ast.AST | None:
     try:
         with open(file, encoding="utf-8") as f:
-            tree = parsed(f.read(), file)
+            return parsed(f.read(), file)
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return False
+        return None
+
+
+def _is_used_as_weight(tree: ast.AST | None, name: str) -> bool:
+    """Whether it is used in matrix products or as a weight argument of a torch function, and as no other argument."""
     is_weight = False
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             is_weight = is_weight or _is_name(node.right, name)
         elif isinstance(node, ast.Call):
             places = [i for i, a in enumerate(node.args) if _is_name(a, name)]
+            if not places:
+                continue
             called = ast.unparse(node.func).rpartition(".")[2]
             if any(i < _WEIGHT_PLACES.get(called, len(node.args)) for i in places):
                 return False
-            is_weight = is_weight or bool(places)
+            is_weight = True
     return is_weight
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from stayfinite.patches.backward_seed import seeded
+from stayfinite.patches.training import seeded
 
 
 @pytest.mark.parametrize(

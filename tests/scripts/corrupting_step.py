@@ -1,4 +1,5 @@
 """Normalized gradient descent on all the data at once; the gradient vanishes once the margin is kept."""
+
 import torch
 from torch import nn
 
@@ -19,7 +20,7 @@ x = torch.randn(32, 4)
 y = x.sum(1).sign()
 model = nn.Linear(4, 1, bias=False)
 optimizer = Normalized(model.parameters(), lr=0.5)
-for turn in range(70):
+for iteration in range(63):
     noise = 0.001 * torch.randn(32)
     out = model(x).squeeze(1) * 10 + noise
     loss = (1 - y * out).clamp(min=0).mean()
