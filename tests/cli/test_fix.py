@@ -137,7 +137,7 @@ def test_without_a_path_it_reads_the_newest_run(here):
     home.parents[1].rename(here / "stayfinite-runs" / "train-1")
     shown = fix()
     assert shown.exit_code == 0
-    assert "the newest run: stayfinite-runs/train-1" in shown.output
+    assert "the newest run with an incident: stayfinite-runs/train-1" in shown.output
     assert "+++ b/train.py" in shown.output
 
 
@@ -227,3 +227,25 @@ def test_wrong_usage(here):
     assert fix("nowhere").exit_code == 2
     saved(here)
     assert fix("run", "--apply", "--undo").exit_code == 2
+
+
+def test_a_run_without_an_incident_needs_no_fix(here):
+    run = here / "stayfinite-runs" / "train-1"
+    run.mkdir(parents=True)
+    (run / "journal.jsonl").write_text("{}\n")
+    for made in (fix(), fix(run)):
+        assert made.exit_code == 1 and "nothing to repair" in made.output
+
+
+def test_failures_of_one_kind_without_a_change_are_told_once(here):
+    home = saved(here)
+    first = Incident.from_json((home / "incident.json").read_text())
+    bare = replace(first, diagnosis=replace(first.diagnosis, fixes=()))
+    for step in (4, 5, 6):
+        other = home.parent / f"step{step}"
+        other.mkdir()
+        again = replace(bare, id=f"step{step}", event=replace(bare.event, step=step))
+        (other / "incident.json").write_text(again.to_json())
+    shown = fix("run")
+    assert shown.output.count("no diff was proved") == 1
+    assert "the same happened at steps 5, 6" in shown.output

@@ -69,3 +69,9 @@ def test_a_healthy_run_never_imports_the_library(tmp_path):
     script.write_text("import sys; print(sorted({'typer', 'rich', 'yaml'} & set(sys.modules)))")
     done = alone(["-m", "stayfinite", "run", script.name], tmp_path)
     assert done.out == "[]\n"
+
+
+def test_a_file_is_no_run_folder(tmp_path):
+    (tmp_path / "log.txt").write_text("")
+    with pytest.raises(UsageError, match=r"log.txt is a file; give a folder"):
+        prepare(RunOptions(target=("train.py",), run_dir=tmp_path / "log.txt"))

@@ -115,3 +115,15 @@ def test_leaves_are_found_in_every_corner():
     assert list(reachable_leaves({"f": lambda: leaf})) == ["f: leaf"]
     assert reachable_leaves({"x": torch.rand(1), "n": None, "s": "text"}) == {}
     assert user_variables()["leaf"] is leaf
+
+
+def test_a_tensor_that_the_steps_have_left_a_gradient_on_is_named_without_a_batch():
+    model = nn.Linear(4, 4)
+    model.table = torch.rand((20, 4), requires_grad=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (untried,) = [
+        f for f in findings(model, optimizers=[optimizer]) if f.check == "init/unregistered"
+    ]
+    assert untried.status == "skip"  # nobody knows
+    model(model.table).sum().backward()
+    assert problems(model, optimizers=[optimizer]) == [("init/unregistered", "table")]

@@ -150,6 +150,8 @@ def test_what_is_no_run_says_what_it_is(tmp_path):
         journal_of(tmp_path)
     (tmp_path / "incidents").mkdir()
     assert journal_of(tmp_path) is None
+    with pytest.raises(UsageError, match=r"has no journal of rank 3; it has log.jsonl"):
+        journal_of(tmp_path, rank=3)
 
 
 def test_following_a_journal_through_rotations_and_a_new_session(tmp_path):

@@ -98,3 +98,8 @@ def test_a_full_disk_leaves_no_half_capsule(tmp_path):
 def test_the_same_incident_again_may_be_written(tmp_path, size):
     store = CapsuleStore(tmp_path)
     assert keep(store, incident(1, 1), size) == "" and keep(store, incident(1, 1), size) == ""
+
+
+def test_a_capsule_that_cannot_be_written_says_why(tmp_path):
+    (tmp_path / "run").write_text("a file where the folder should be")
+    assert "no capsule: " in CapsuleStore(tmp_path / "run").write(INCIDENT, lambda path: None)

@@ -90,6 +90,22 @@ def test_the_scale_of_each_step_is_its_own(tmp_path):
     assert [r.scale for r in guard.engine.records()] == scales
 
 
+def test_a_loss_that_is_a_temporary_is_journaled_as_it_was_before_the_scaler(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with Guard(model, optimizer, scaler=scaler, run_dir=tmp_path / "run") as guard:
+        for x in guard(list(torch.rand(4, 8, 4))):
+            loss = model(x).pow(2).mean()
+            losses.append(loss.item() / 2)
+            scaler.scale(loss / 2).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert [r["loss"] for r in rows_of(tmp_path / "run")[0]] == pytest.approx(losses, rel=1e-4)
+
+
 def test_values_on_a_device_are_read_together_and_rows_keep_their_order(monkeypatch):
     class Late:
         def __init__(self):

@@ -108,6 +108,9 @@ def _close(show: Show, page: Path | None, seconds: float) -> None:
         typer.echo(f"  caught    step {step}: {incident.diagnosis.cause}")
         typer.echo(f"  at        {file}:{where.line}  {(where.source or '').strip()}")
         typer.echo(f"  incident  {show.run_dir / 'incidents' / incident.id}/incident.txt")
+    for other in show.others:
+        place = f"{Path(other.location.file or '?').name}:{other.location.line}"
+        typer.echo(f"  also      step {other.event.step}: {other.diagnosis.cause} at {place}")
     for text in show.warnings:
         typer.echo(f"  also      {text.partition(';')[0]}")
     typer.echo(f"  fixed     {show.last_line}")

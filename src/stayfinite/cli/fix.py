@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from ..errors import UsageError
-from .newest_run import newest_run, with_incidents
+from .newest_run import HOME, has_run, newest_run, with_incidents, with_journal
 from .plain import plain_errors, printable
 
 if TYPE_CHECKING:
@@ -65,9 +65,13 @@ def fix_command(
     with plain_errors("files are written whole or not at all"):
         if apply and undo:
             raise UsageError("--apply and --undo exclude each other")
+        if path is None and has_run(with_journal) and not has_run(with_incidents):
+            _end_without_incident(f"no run in {HOME}/ has an incident")
         if path is None:
             path = newest_run(with_incidents)
-            typer.echo(printable(f"the newest run: {path}"), err=True)
+            typer.echo(printable(f"the newest run with an incident: {path}"), err=True)
+        if with_journal(path) and not with_incidents(path):
+            _end_without_incident(f"{path} has no incident")
         incidents = read_incidents(path)
         chosen = [(i, f) for i in incidents for f in wanted(i, every)]
         proved = [(i, f) for i, f in chosen if f.status == "proved"]
@@ -80,6 +84,11 @@ def fix_command(
             _tell(chosen, written, path)
         has_failed = written is not None and any(not t.is_done for t in written)
         raise typer.Exit(0 if proved and not has_failed else 1)
+
+
+def _end_without_incident(what: str) -> NoReturn:
+    typer.echo(printable(f"{what}: there is nothing to repair"))
+    raise typer.Exit(1)
 
 
 def read_incidents(path: Path) -> list[Incident]:
@@ -122,24 +131,30 @@ def _write(proved: list[tuple[Incident, Fix]], named: list[Path], is_undo: bool)
 
 
 def _show(incidents: list[Incident], chosen: list[tuple[Incident, Fix]]) -> None:
-    """Each incident with its changes; incidents that need the same changes are counted behind the first."""
+    """Each incident with its changes; incidents with the same changes, or none and the same place, follow the first."""
     from ..report.text import headline
 
     groups: dict[object, list[Incident]] = {}
     for incident in incidents:
         diffs = tuple(f.diff for i, f in chosen if i is incident)
-        groups.setdefault(diffs or incident.id, []).append(incident)
+        groups.setdefault(diffs or _kind(incident), []).append(incident)
     for incident, *others in groups.values():
         mine = [f for i, f in chosen if i is incident]
         typer.echo(printable(headline(incident)))
         if others:
-            typer.echo(f"  the same change is for {_steps([i.event.step for i in others])}")
+            what = "the same change is for" if mine else "the same happened at"
+            typer.echo(f"  {what} {_steps([i.event.step for i in others])}")
         for fix in mine:
             _show_one(incident, fix)
         if not any(f.status == "proved" for f in mine):
             typer.echo("  no diff was proved for it")
             _show_words(incident)
         typer.echo("")
+
+
+def _kind(incident: Incident) -> tuple[object, ...]:
+    where, event = incident.location, incident.event
+    return (incident.diagnosis.cause, where.file, where.line, event.phase, event.symptom)
 
 
 def _steps(steps: list[int], limit: int = 6) -> str:

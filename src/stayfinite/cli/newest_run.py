@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-__all__ = ["newest_run", "with_incidents", "with_journal"]
+__all__ = ["HOME", "has_run", "newest_run", "with_incidents", "with_journal"]
 
 HOME = Path("stayfinite-runs")
 
@@ -18,6 +18,10 @@ def with_incidents(run: Path) -> bool:
 
 def with_journal(run: Path) -> bool:
     return any(run.glob("journal*.jsonl"))
+
+
+def has_run(is_wanted: Callable[[Path], bool]) -> bool:
+    return HOME.is_dir() and any(map(is_wanted, HOME.iterdir()))
 
 
 def newest_run(is_wanted: Callable[[Path], bool]) -> Path:

@@ -30,6 +30,6 @@ def plain_errors(when_interrupted: str, checkpoint_code: int = 2) -> Iterator[No
     except BrokenPipeError:
         raise  # whoever reads the output has seen enough; click ends without a word
     except OSError as e:
-        where = f" {printable(str(e.filename))}" if e.filename else ""
-        typer.echo(f"error: {e.strerror or e}{where}", err=True)
+        where = f"cannot use {printable(str(e.filename))}: " if e.filename else ""
+        typer.echo(f"error: {where}{e.strerror or e}", err=True)
         raise typer.Exit(2) from None

@@ -119,6 +119,10 @@ def prepare(given: RunOptions) -> Callable[[], int]:
 
     if given.module is None and not given.target:
         raise UsageError("give the script to run: stayfinite run train.py [ARGS]...")
+    if given.run_dir is not None and given.run_dir.is_file():
+        raise UsageError(
+            f"--run-dir {given.run_dir} is a file; give a folder, which need not exist yet"
+        )
     settings = Settings(
         budget=given.budget, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
         without=given.without, store_args=given.store_args,

@@ -30,6 +30,8 @@ class Show:
         self.folder = folder
         self.run_dir = folder / "guarded" / "run"
         self.incident: Incident | None = None
+        self.others: list[Incident] = []
+        """What else the run has found, each cause once."""
         self.last_line = ""
         self.warnings: list[str] = []
         """What the run said of weights that nobody trains."""
@@ -70,6 +72,8 @@ class Show:
             has_cause = incident.diagnosis.cause == self.case.cause
             if has_cause and self.case.line in (incident.location.source or ""):
                 self.incident = incident
+                causes = {i.diagnosis.cause: i for i in reversed(seen) if i.diagnosis.cause}
+                self.others = [i for c, i in causes.items() if c != self.case.cause][::-1]
                 return
         self.disappointments.append(
             f"no incident says {wanted}; there are {len(seen)}: "

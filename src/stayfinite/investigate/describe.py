@@ -40,7 +40,7 @@ REBUILT = (
     "the same batches and applied: nothing was left out"
 )
 _LEFT_BY_SCRIPT = (
-    "the script has seen the bad loss itself and does not train on it; buffers that its forward may have "
+    "the script has seen the bad value itself and does not train on it; buffers that its forward may have "
     "spoiled are put back"
 )
 _PHASES = {

@@ -168,7 +168,7 @@ def _of_precision(found: Measured, fixed: float, free: float, is_used: bool) -> 
     )
     largest = largest_batch(found, fixed, _ROOM * free)
     if largest is not None:
-        words += f"; the largest batch that fits is about {largest:,}"
+        words += f"; the largest batch that fits is about {float(f'{largest:.2g}'):,.0f}"
     data = {
         "rows": found.rows, "activations": found.activations, "needed": int(needed),
         "free": int(free), "seconds": found.seconds, "largest": largest,

@@ -66,9 +66,11 @@ def journal_of(run: str | Path, rank: int = 0) -> Path | None:
     path = run / journal_name(rank)
     if any(is_regular(p) for p in segment_paths(path)):
         return path
-    if not (run / "incidents").is_dir():
+    if rank or not (run / "incidents").is_dir():
         inside = sorted(p.name for p in run.glob("*.jsonl"))[:8]
         hint = f"; it has {', '.join(inside)}" if inside else ""
+        if rank and inside:
+            raise UsageError(f"{run} has no journal of rank {rank}{hint}")
         raise UsageError(
             f"{run} is no run folder: neither {path.name} nor incidents/ is in it{hint}\n"
             "  try: the folder that `stayfinite run` named, or a .jsonl log"

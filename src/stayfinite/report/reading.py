@@ -91,6 +91,10 @@ def read_incident(path: Path) -> tuple[Incident, Path]:
         with open_regular(file) as handle:
             raw = handle.read(_MAX_INCIDENT + 1)
     except OSError as e:
+        if folder.is_dir() and not file.exists():
+            raise UsageError(
+                f"{printable(str(folder))} is no incident: it holds no incident.json"
+            ) from e
         raise UsageError(f"{printable(str(folder))} is no incident: {e.strerror or e}") from e
     if len(raw) > _MAX_INCIDENT:
         raise UsageError(f"{printable(str(file))} has more than {_MAX_INCIDENT >> 20} MB")

@@ -6,6 +6,7 @@ limit: a run that fails a thousand times at the same line must not fill the disk
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -143,7 +144,8 @@ class CapsuleStore:
             os.chmod(temporary, 0o600)
             os.replace(temporary, home / CAPSULE)
         except OSError as e:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             return f"no capsule: {e.strerror or e}"
         self._kept[kind_of(incident)] = incident.id
         return ""

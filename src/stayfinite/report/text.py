@@ -58,6 +58,8 @@ def _what(incident: Incident) -> str:
         return f"the loss is {number(event.value if event.value is not None else event.loss)}"
     if event.symptom == "learning_rate":
         return f"the learning rate is {number(event.value)}"
+    if event.symptom == "gradient" and event.name is None and event.value is not None:
+        return f"the norm of the gradients is {number(event.value)}"
     noun = {
         "gradient": "the gradient of",
         "parameter": "the parameter",

@@ -132,3 +132,63 @@ def loop_decorated_helper(model, optimizer, loader):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+class KeepsItsOutput(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.result = torch.zeros(1)
+
+    def forward(self, x):
+        self.result = self.inner(x)
+        return self.result
+
+    def calculate_loss(self, x, y):
+        return F.mse_loss(self.forward(x), y)
+
+
+class Trainer:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def fit(self, loader):
+        for x, y in loader:
+            loss = self.model.calculate_loss(x, y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+            self.optimizer.step()
+
+
+def loop_model_that_keeps_its_output_and_is_read_later(model, optimizer, loader):
+    Trainer(KeepsItsOutput(model), optimizer).fit(loader)
+
+
+class Growing(KeepsItsOutput):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.scale = 1.0
+
+    def calculate_loss(self, x, y):
+        self.scale = self.scale * 0.9
+        return super().calculate_loss(x, y)
+
+
+def loop_value_that_grows_is_not_replaced(
+    model,
+    optimizer,
+    loader,
+    *,
+    can_bind=False,
+    is_exact=False,
+    steps=0,
+    taken=("loss", "model.scale"),
+):
+    model = Growing(model)
+    for x, y in loader:
+        loss = model.calculate_loss(x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0 + model.scale)
+        optimizer.step()

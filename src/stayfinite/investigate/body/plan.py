@@ -83,7 +83,7 @@ class Plan:
     def _start(self, env: Env) -> int:
         """After an earlier step of the same optimizer, whose window is closed."""
         units = list(flat(self._body.units))
-        if not units or self._body.wanted:
+        if not units or self._body.wanted or self._scene.has_left_early:
             return 0
         following = build_units(self._body.home.following, env, self._body.functions.judge)
         ahead = [u for u in (units[-1], *flat(following)) if u.access.is_step]

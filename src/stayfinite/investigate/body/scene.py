@@ -34,6 +34,8 @@ class Scene:
     """Where the current call begins, with Python 3.11 and later."""
     is_over: bool = False
     """Whether an exception has ended it, so that its current statement was not completed."""
+    has_left_early: bool = False
+    """Whether the script has gone on to its next iteration without the optimizer's step."""
 
     @property
     def variables(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def choose_vehicle(
         return ClosureVehicle(engine, window.closure, window)
     is_behind = window.num_backward > 1  # other losses followed
     scenes = scenes_of_saved(window.saved_frames) if is_behind else []
-    scenes = scenes or scenes_of_frame(frame)
+    scenes = scenes or _scenes(window, frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
@@ -49,6 +49,11 @@ def choose_vehicle(
         bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
     first = next(bodies, None)
     return NoVehicle(engine) if first is None else FirstReproducing(engine, first, bodies)
+
+
+def _scenes(window: Window, frame: FrameType | None) -> list[Scene]:
+    has_left_early = window.is_left_by_script and window.num_backward > 0
+    return [replace(s, has_left_early=has_left_early) for s in scenes_of_frame(frame)]
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -66,7 +71,7 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
     """
     if window.error is not None or window.manual_update or refusing_vehicle(engine) is not None:
         return NoVehicle(engine)
-    found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
+    found = _bodies(engine, window, _scenes(window, frame), is_loose=True)
     return FirstRunnable(engine, found)
 
 

@@ -43,7 +43,8 @@ def judge_activations(layers: Sequence[LayerSeen]) -> list[Finding]:
         return []
     tail = leaves[-max(1, len(leaves) // 4) :]
     end = median(x.std for x in tail)
-    seen = f"std {leaves[0].std:.3g} after {leaves[0].module or 'the model'}, {end:.3g} at the end"
+    first = f"module {leaves[0].module}" if leaves[0].module else "the model"
+    seen = f"std {leaves[0].std:.3g} after {first}, {end:.3g} at the end"
     if SMALL <= end <= LARGE:
         return [passed(GROUP, "forward/scale", seen)]
     grows = end > LARGE

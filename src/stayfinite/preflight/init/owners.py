@@ -11,7 +11,7 @@ from ...runtime.batches import named_tensors
 from ..layers import few
 from ..layers_leaves import reachable_leaves
 from ..probes import Checks, Probe, Subject
-from ..records import Finding, failed, passed, warned
+from ..records import Finding, failed, passed, skipped, warned
 
 __all__ = ["ownership"]
 
@@ -29,7 +29,8 @@ def ownership(subject: Subject) -> Checks:
     stale = _stale(subject, registered, held)
     found += stale
     loose = _loose(subject, held)
-    reached: set[str] = set()
+    # What the steps so far have left there: a loop that cannot be probed shows at least this.
+    reached = {name for name, t in loose.items() if t.grad is not None}
     if loose and subject.batches and not stale:
         handles = [t.register_hook(_noter(n, reached)) for n, t in loose.items()]
         try:
@@ -38,7 +39,9 @@ def ownership(subject: Subject) -> Checks:
             for handle in handles:
                 handle.remove()
     outside = {id(t) for t in reachable_leaves(subject.roots).values()}
-    found += [] if stale else _untrained(loose, reached, set(registered) | outside)
+    if not stale:
+        is_probed = bool(subject.batches) or not loose
+        found += _untrained(loose, reached, set(registered) | outside, is_probed)
     found += _unsaved(subject, registered, held)
     return found
 
@@ -130,7 +133,9 @@ def _loose(subject: Subject, held: Counter[int]) -> dict[str, Tensor]:
     return loose
 
 
-def _untrained(loose: dict[str, Tensor], reached: set[str], proper: set[int]) -> list[Finding]:
+def _untrained(
+    loose: dict[str, Tensor], reached: set[str], proper: set[int], is_probed: bool
+) -> list[Finding]:
     """`proper` are the parameters of a module, of the model or of one beside it (a loss)."""
     found, foreign = [], []
     for name, tensor in loose.items():
@@ -152,6 +157,8 @@ def _untrained(loose: dict[str, Tensor], reached: set[str], proper: set[int]) ->
             foreign.append(
                 failed(GROUP, "init/unregistered", seen, action, subject=name, why=why, weight=8)
             )
+    if not found and not foreign and not is_probed:
+        return [skipped(GROUP, "init/unregistered", "who gets a gradient could not be tried")]
     idle = len(loose) - len(found) - len(foreign)
     seen = "every tensor with a gradient is trained" + (f"; {idle} others get none" if idle else "")
     return few(foreign) + few(found) or [passed(GROUP, "init/unregistered", seen)]

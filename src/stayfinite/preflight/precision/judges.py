@@ -52,7 +52,8 @@ def judge_headroom(layers: Sequence[LayerSeen], *, is_used: bool) -> list[Findin
     least = min(own, key=bits_left)
     if not near:
         text = (
-            f"at least {bits_left(least):.1f} bits to float16's limit ({least.module or 'model'})"
+            f"at least {bits_left(least):.1f} bits to float16's limit, "
+            f"{f'least in module {least.module}' if least.module else 'in the model'}"
         )
         return [passed(GROUP, "precision/headroom", text, data=_bits(own))]
     names = ", ".join(x.module or "model" for x in near[:5])
@@ -154,7 +155,7 @@ def judge_agreement(
     text = (
         f"{unused}loss {half.loss:.4g} (float32 {full.loss:.4g}), error at most {errors[worst]:.1%}"
     )
-    text += f" ({worst or 'model'})"
+    text += f", most in module {worst}" if worst else " in the model"
     data = {"error": {m: round(e, 5) for m, e in errors.items()}, "keep_in_fp32": keep}
     if is_used and errors[worst] > MOST_ERROR:
         first = keep[0]

@@ -1,7 +1,8 @@
-"""Batches that a loop leaves out by itself because their loss is not finite (`if torch.isnan(loss): continue` or `break`).
+"""Batches that a loop leaves out by itself because of a value that is not finite: `if torch.isnan(loss): continue` or
+`break`, or the same after a bad norm of the gradients.
 
 The script is left to it, but told where the value came from: it is the same fault in every epoch. Nothing is read unless a
-batch was drawn and not trained on, and then only a loss that the loop has just computed and looked at itself.
+batch was drawn and not trained on, and then only what the loop has just computed and looked at itself.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class OwnSkips:
         A loader that the loop has made for itself (`for x in DataLoader(...)`) is gone already when the loop is left.
         """
         window = self._tracker.window
-        if window is None or self._engine.replay is not None or not _is_unused(window, loader):
+        if window is None or self._engine.replay is not None or not _is_untrained(window, loader):
+            return
+        if window.batches[-1].is_used:
+            self._look_at_gradients(window)
             return
         frame = next(_user_frames(sys._getframe(1)), None)
         name = None if frame is None else self._bad_loss(frame, loader, is_left)
@@ -75,17 +79,36 @@ class OwnSkips:
         if loss is self._last():
             return
         self._last = weakref.ref(loss)
+        if (
+            window.num_backward
+        ):  # one of several that are accumulated: the others go on to their step
+            last = window.batches.pop()
+            window = Window([last], last.rng, window.lrs)
         step = self._tracker.note_used(window)
         window.losses = [(step, loss.detach())]
-        window.is_left_by_script = True
         at = None if is_left else way_on(frame.f_code.co_filename, frame.f_lineno, name)
         window.left_at = None if at is None else (frame.f_code, at)
+        self._report(window, Failure("loss", step, value=number_of(loss)))
+
+    def _report(self, window: Window, failure: Failure) -> None:
+        window.is_left_by_script = True
         window.num_attempted += 1
         window.small_state = self._engine.state.capture_small()
-        window.failure = Failure("loss", step, value=number_of(loss))
-        self._bad_steps.handle(window, window.failure)
+        window.failure = failure
+        self._bad_steps.handle(window, failure)
         self._bad_steps.undo.clear()
         self._tracker.close(window)
+
+    def _look_at_gradients(self, window: Window) -> None:
+        """A norm was computed after the backward and no step followed; accumulation alone computes none.
+
+        With a GradScaler, such a norm is how it finds its scale.
+        """
+        if window.norm is None or self._engine.state.is_scaled or is_finite(window.norm):
+            return
+        found = self._engine.explain(window, list(self._engine.state.optimizers))
+        norm = number_of(window.norm)
+        self._report(window, found or Failure("gradient", window.step, value=norm))
 
     def _bad_loss(self, frame: FrameType, loader: Any, is_left: bool) -> str | None:
         """The name of the loss among the variables that the loop binds."""
@@ -111,7 +134,6 @@ def _user_frames(frame: FrameType) -> Iterator[FrameType]:
     return (f for f in calling_frames(frame) if is_user_file(f.f_code.co_filename))
 
 
-def _is_unused(window: Window, loader: Any) -> bool:
-    last = window.batches[-1]
-    is_begun = window.num_attempted or window.num_backward or last.is_used
-    return not is_begun and not window.is_loaderless and last.is_from(loader)
+def _is_untrained(window: Window, loader: Any) -> bool:
+    is_of_loader = not window.is_loaderless and window.batches[-1].is_from(loader)
+    return is_of_loader and not window.num_attempted

@@ -15,12 +15,13 @@ __all__ = ["Scaling"]
 
 
 class Scaling:
-    """Tracks the GradScaler of a loop with weak references."""
+    """Tracks the GradScaler of a loop, without a reference to what belongs to the training."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.pair: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
-        """The last loss before and after it was scaled."""
+        self.pair: tuple[Tensor, weakref.ref[Tensor]] | None = None
+        """The last loss before it was scaled, without its graph, and after. The loop may hold only the second: the first is
+        a temporary in `scaler.scale(loss / 2).backward()`."""
         self.is_stepping = False
         """Whether the scaler's own `step` runs, which looks at the gradients first."""
         self.before_skip: Callable[[], None] | None = None
@@ -29,17 +30,15 @@ class Scaling:
     def note(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._engine.state.add_scaler(scaler)
         is_on = scaler.is_enabled()
-        self.pair = (weakref.ref(raw), weakref.ref(scaled)) if is_on else None
+        self.pair = (raw.data, weakref.ref(scaled)) if is_on else None
         self._engine.state.num_changes += is_on
         if self._engine.replay is None:
             self.before_skip = None
 
     def unscaled(self, loss: Tensor) -> Tensor:
         """The unscaled loss, detached."""
-        if self.pair is not None:
-            raw, scaled = self.pair[0](), self.pair[1]()
-            if scaled is loss and raw is not None:
-                return raw.detach()
+        if self.pair is not None and self.pair[1]() is loss:
+            return self.pair[0]
         return loss.detach()
 
     def check(self, window: Window, optimizer: Any) -> Failure | None:
