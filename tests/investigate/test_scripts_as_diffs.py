@@ -518,6 +518,7 @@ TWO_OPTIMIZERS = """
         (SECOND_FAULT, "mask_first+floor_norm", "torch.log(torch.where(count != 0, "),
         (EPISODES, "spread_of_one", "correction=min(1, returns.numel() - 1)"),
     ],
+    ids=lambda value: "" if "\n" in value else None,
 )
 def test_a_script_is_repaired_by_its_proved_diff(script, remedy, added, tmp_path):
     text = textwrap.dedent(script).lstrip()

@@ -86,6 +86,8 @@ class DeepChecks:
         self.can_snapshot = True
         """Whether there is memory, or room on the disk, for a copy of the state."""
         self.is_requested = False
+        self._is_routine = False
+        """Whether only the clock has asked for the last check."""
         self.num_forced = 0
         """Steps that are still checked one by one, because one of their kind has corrupted the state."""
         self.generation = 0
@@ -217,7 +219,7 @@ class DeepChecks:
             start = time.perf_counter()
             (tag, versions), self._due_snapshot = self._due_snapshot, None
             is_finite = self._state.is_still_finite(versions)
-            is_good_time = engine.log.is_full() or not engine.log.is_diverging()
+            is_good_time = engine.log.may_begin_anew(self._is_routine)
             if is_finite and self.can_snapshot and is_good_time:
                 self._state.take_snapshot(tag)
                 engine.log.begin_anew()
@@ -239,6 +241,7 @@ class DeepChecks:
     def is_due(self) -> bool:
         """Whether to check after this step; each call counts as one step."""
         engine = self._engine
+        self._is_routine = False
         if engine.ranks.is_together:
             return engine.shared.take_agreed_deep_check()
         if self.is_requested:
@@ -250,7 +253,8 @@ class DeepChecks:
             return True
         elapsed = time.perf_counter() - self._last_started
         is_new = bool(engine.log) or not self.can_snapshot
-        return is_new and self._cost <= engine.settings.budget * elapsed
+        self._is_routine = is_new and self._cost <= engine.settings.budget * elapsed
+        return self._is_routine
 
     @outside_user_modes
     def run(self, step: int) -> Failure | None:

@@ -143,8 +143,9 @@ class Engine:
     def compare(self, window: Window) -> Failure | None:
         """Compare loss and norm with the usual, where the host has just waited for them and reading is free."""
         window.is_seen = True
-        loss = window.losses[-1][1] if window.losses else None
-        return self.monitor.compare(window, *(number_of(t) for t in (loss, window.norm)))
+        if window.losses:
+            window.loss = number_of(window.losses[-1][1])
+        return self.monitor.compare(window, window.loss, number_of(window.norm))
 
     @unseen
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:

@@ -10,6 +10,8 @@ __all__ = ["WindowLog"]
 _MAX_BYTES = 1 << 26
 _SMALL_BYTES = 1 << 24
 _NUM_RECENT = 4
+_NUM_BEFORE_ANEW = 8
+"""A snapshot that only the clock asks for comes so many steps after the last one."""
 _MAX_RISE = 10.0
 
 
@@ -25,6 +27,8 @@ class WindowLog(list[Window]):
         self._num_quiet = 0
         """This many more windows are added before the clock is read."""
         self._stale: list[Window] = []
+        self._earlier: list[float] = []
+        """The last losses before the snapshot."""
 
     def add(self, window: Window) -> bool:
         """Add a window; returns False if it is time to read the clock: in every eighth step, or when this is full."""
@@ -67,6 +71,7 @@ class WindowLog(list[Window]):
         is_small = self._num_bytes < _SMALL_BYTES
         if self and is_small:
             self.recent = self[-_NUM_RECENT:]
+        self._earlier = self._losses()[-_NUM_BEFORE_ANEW:]
         self._stale = list(self) if is_small else []
         self.clear()
         self._num_bytes = 0
@@ -74,6 +79,7 @@ class WindowLog(list[Window]):
     def release_all(self) -> None:
         """Keep no batch alive: the training was rolled back."""
         self._num_bytes = 0
+        self._earlier.clear()
         self._stale.clear()
 
     def forget(self) -> None:
@@ -82,13 +88,25 @@ class WindowLog(list[Window]):
         self.recent.clear()
         self.release_all()
 
-    def is_diverging(self) -> bool:
-        """Whether the loss rises steeply, so that the older snapshot should be kept.
+    def may_begin_anew(self, is_routine: bool) -> bool:
+        """Whether a newer snapshot may replace the one that this log began with. Memory has the last word.
 
-
-        Uses only losses that were read already, so it does not sync.
+        A training that diverges needs the older one. Whether a step has ruined the weights shows only in the losses that
+        follow, so they must not rise steeply, and `is_routine`, a snapshot that only the clock asks for, waits for some.
         """
-        losses = [w.loss for w in self if w.loss is not None]
+        if self.is_full():
+            return True
+        has_waited = not is_routine or len(self) >= _NUM_BEFORE_ANEW
+        return has_waited and not self._is_diverging()
+
+    def _is_diverging(self) -> bool:
+        losses = self._earlier + self._losses()
         if len(losses) < 2:
             return False
-        return losses[-1] - losses[0] > _MAX_RISE * max(abs(losses[0]), 1e-3)
+        first = sorted(losses[: len(losses) // 2])
+        usual = first[len(first) // 2]
+        return losses[-1] - usual > _MAX_RISE * max(abs(usual), 1e-3)
+
+    def _losses(self) -> list[float]:
+        """Only losses that were read already, so that nothing waits for a device."""
+        return [w.loss for w in self if w.loss is not None]

@@ -97,6 +97,8 @@ class Monitor:
     def compare_late(self, step: int, uncompared: list[Window]) -> Failure | None:
         """At a deep check: compare figures that were not read yet, and check the watched parameters."""
         known = {} if self._is_blind else _read_together(uncompared)
+        for window in uncompared if known else ():
+            window.loss = known[id(window)][0]
         spikes = [f for w in uncompared if (f := self.compare(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self, step)
