@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from .unseen import for_each_unseen
+from .warning_frames import for_each_skipped
 
 __all__ = ["is_compiled", "skip_our_code"]
 
@@ -29,7 +29,7 @@ def skip_our_code() -> None:
     become graphs of their own.
     """
     if not _done:
-        for_each_unseen(_skip)
+        for_each_skipped(_skip)
     for name, module in list(sys.modules.items()):
         is_ours = name.startswith("stayfinite.") and not name.startswith(_USERS)
         if (is_ours or name == _CHECKS) and name not in _done:

@@ -21,7 +21,7 @@ from ..errors import StayfiniteError
 from .firewall import Firewall
 from .listeners import Ordinary
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
-from .unseen import unseen
+from .warning_frames import skipped_by_warnings
 
 __all__ = ["Indices", "LoaderListener", "LoaderPatches", "note_samples", "samples"]
 
@@ -219,7 +219,7 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
     return __next__
 
 
-@unseen
+@skipped_by_warnings
 def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
     """The next batch, with its samples recorded."""
     waiting = known.waiting if known is not None else None
@@ -241,7 +241,7 @@ def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
     return batch
 
 
-@unseen
+@skipped_by_warnings
 def _noted(
     listener: LoaderListener, loader: Any, iterator: Any, read: Callable[..., Any], *given: Any
 ) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
-from .unseen import unseen
+from .warning_frames import skipped_by_warnings
 
 __all__ = [
     "MakeWrapper",
@@ -122,12 +122,14 @@ class _Layer:
         self.subscribers = Subscribers()
         self.subscriptions: tuple[Subscription, ...] = ()
         # The function below the lowest layer never changes, so it is called directly.
-        self.call = unseen(make_wrapper(below if is_lowest else self._call_below, self.subscribers))
+        self.call = skipped_by_warnings(
+            make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+        )
         with contextlib.suppress(AttributeError, TypeError):
             # A wrong call is answered with the name of the function that was called.
             self.call.__qualname__ = getattr(below, "__qualname__", self.call.__qualname__)
 
-    @unseen
+    @skipped_by_warnings
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
         return self.below(*args, **kwargs)
 
@@ -208,7 +210,7 @@ def _dispatcher(patch: _Patch | None) -> FunctionType:
     def call(*args: Any, **kwargs: Any) -> Any:
         return patch.top(*args, **kwargs)  # type: ignore[union-attr]
 
-    return cast("FunctionType", unseen(call))
+    return cast("FunctionType", skipped_by_warnings(call))
 
 
 _DISPATCH = _dispatcher(None).__code__

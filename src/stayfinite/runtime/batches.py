@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .outside_modes import unseen
+from .outside_modes import outside_user_code
 
 __all__ = ["batch_bytes", "named_tensors"]
 
@@ -44,7 +44,7 @@ def named_tensors(value: Any, name: str = "batch", depth: int = 0) -> Iterator[t
                 yield from named_tensors(item, f"{name}.{key}", depth + 1)
 
 
-@unseen
+@outside_user_code
 def batch_bytes(value: Any) -> int:
     """The size of the batch's tensors in bytes."""
     return sum(t.numel() * t.element_size() for _, t in named_tensors(value))

@@ -19,7 +19,7 @@ from ..patches.imports import renew
 from ..patches.provenance import provenance
 from .discover import find_auxiliaries
 from .journal import RunJournal
-from .outside_modes import outside_user_modes, unseen
+from .outside_modes import outside_user_code, outside_user_modes
 from .ranks.agreement import Ranks
 from .ranks.groups import has_world
 from .ranks.meetings import DeepCheckVote
@@ -290,7 +290,7 @@ class DeepChecks:
         return None
 
 
-@unseen
+@outside_user_code
 def _weight_versions(state: TrainState) -> dict[int, int]:
     """The version counter of each parameter and moment, by id."""
     tensors = (t for _, t in (*state.parameters(), *state.optimizer_state()))

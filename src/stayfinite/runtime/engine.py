@@ -26,7 +26,7 @@ from .frames import StepPlace
 from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
-from .outside_modes import unseen
+from .outside_modes import outside_user_code
 from .ranks.agreement import Ranks
 from .ranks.groups import has_world
 from .ranks.shared_check import SharedCheck
@@ -106,7 +106,7 @@ class Engine:
         self.log.forget()
         self.deep_checks.forget_due()
 
-    @unseen
+    @outside_user_code
     def check(
         self, window: Window, optimizer: Optimizer, is_compared: bool = True
     ) -> Failure | None:
@@ -147,7 +147,7 @@ class Engine:
             window.loss = number_of(window.losses[-1][1])
         return self.monitor.compare(window, window.loss, number_of(window.norm))
 
-    @unseen
+    @outside_user_code
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which value is not finite; None for a norm that overflowed over finite gradients."""
         bad = [p for p, grad in self.state.grads(optimizers) if not is_finite(grad)]

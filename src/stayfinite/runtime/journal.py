@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..devices import copy_out
 from ..report.journal import Journal, Listener, Row, journal_name
-from .outside_modes import unseen
+from .outside_modes import outside_user_code
 from .state import TrainState
 
 __all__ = ["DeviceRows", "LayerSampler", "RunJournal"]
@@ -133,7 +133,7 @@ class LayerSampler:
         self._not_before = 0.0
         self._names: tuple[str, ...] = ()
 
-    @unseen
+    @outside_user_code
     @torch.no_grad()
     def sample(self, step: int) -> dict[str, Any] | None:
         """The measurements, or None if the last ones are recent enough."""

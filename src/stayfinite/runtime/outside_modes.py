@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["outside_user_modes", "unseen"]
+__all__ = ["outside_user_code", "outside_user_modes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +40,7 @@ def outside_user_modes(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def unseen(function: F) -> F:
+def outside_user_code(function: F) -> F:
     """The same for code that only reads: the `__torch_function__` of a tensor's own class does not see its operators either.
 
     Not for code that copies objects: a tensor that is copied like this loses its class.

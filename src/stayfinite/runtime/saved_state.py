@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..numerics.health import is_finite
 from ..recover.snapshot import DiskSnapshot, Snapshot
-from .outside_modes import unseen
+from .outside_modes import outside_user_code
 from .rng import RngState
 from .state import TrainState
 from .undo import entries, optimizer_extras
@@ -45,7 +45,7 @@ def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) ->
     return True
 
 
-@unseen
+@outside_user_code
 def _snapshot_bytes(state: TrainState) -> int:
     """An estimate: the optimizer keeps about two more tensors of the size of each parameter."""
     tensors = [t for _, t in state.parameters()] + [t for _, t in state.buffers]

@@ -22,7 +22,7 @@ from .batches import named_tensors
 from .buffers import Buffers, join
 from .companions import Companions, undo_of
 from .discover import Auxiliaries
-from .outside_modes import unseen
+from .outside_modes import outside_user_code
 from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
@@ -140,7 +140,7 @@ class TrainState:
         self.companions.adopt(found, moved, known, num_applied)
         self._forget_caches()
 
-    @unseen
+    @outside_user_code
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Track averages of our models (`AveragedModel`); True if there was a new one."""
         known = [id(m) for m in (*self.averages.values(), *self.roots.values())]
@@ -249,7 +249,7 @@ class TrainState:
             *(SourceRef("optimizer_state", n, t) for n, t in self.optimizer_state()),
         ]
 
-    @unseen
+    @outside_user_code
     def bad_state(self, ignore_initial: bool = True) -> list[tuple[str, str, Tensor]]:
         """(kind, name, tensor) of everything that is not finite; one fused pass if everything is finite."""
         groups = (
@@ -273,7 +273,7 @@ class TrainState:
             if not (ignore_initial and f"{kind} {name}" in self.initially_bad) and not is_finite(t)
         ]
 
-    @unseen
+    @outside_user_code
     @torch.no_grad()
     def note_initial(self) -> None:
         """Note what is not finite before the first step (a mask of -inf by design), so that it is not reported later."""
@@ -315,7 +315,7 @@ class TrainState:
                 named += [(f"group{i} {k}", v) for k, v in group.items() if isinstance(v, Tensor)]
         return named
 
-    @unseen
+    @outside_user_code
     def versions(self) -> list[tuple[Tensor, int]]:
         """Each tensor with its version counter, which shows later whether it was written to."""
         named = [*self._moved(), *self.average_tensors()]

@@ -20,7 +20,7 @@ from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
 from ..frames import codes_of_step
-from ..outside_modes import unseen
+from ..outside_modes import outside_user_code
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
 from ..window import Failure, Window
@@ -147,7 +147,7 @@ class LoopDriver:
         else:
             self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
 
-    @unseen
+    @outside_user_code
     def before_backward(self, loss: Tensor) -> bool | None:
         if self.is_internal or self.is_over:
             return None

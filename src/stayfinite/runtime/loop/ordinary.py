@@ -170,7 +170,7 @@ class OrdinaryIteration:
         ):
             return None
         grads: list[Tensor] = []
-        with torch._C.DisableTorchFunctionSubclass():  # as in `unseen`
+        with torch._C.DisableTorchFunctionSubclass():  # as in `outside_user_code`
             for group in optimizer.param_groups:
                 rate = group.get("lr")
                 if type(rate) is not float or not -_INF < rate < _INF:

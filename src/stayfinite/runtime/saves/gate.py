@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...numerics.health import FiniteFlag
 from ...saying import say
 from ..batches import named_tensors
-from ..outside_modes import unseen
+from ..outside_modes import outside_user_code
 
 if TYPE_CHECKING:  # the checkpoint readers take long to import, and most runs do not need them
     from ...checkpoint import TensorFinding
@@ -191,7 +191,7 @@ def refused_name(path: str | os.PathLike[str]) -> str:
     return str(where.with_name(f"{where.stem}{MARK}{where.suffix}"))
 
 
-@unseen
+@outside_user_code
 def bad_tensors(value: Any) -> list[TensorFinding]:
     """What is not finite in a state, by name; one fused pass if everything is finite.
 

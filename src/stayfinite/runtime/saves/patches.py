@@ -17,7 +17,7 @@ from ...patches.firewall import Firewall
 from ...patches.imports import ImportPatch, patch_when_imported, renew
 from ...patches.manager import Subscribers, Subscription, Target, close_all, subscribe
 from ...patches.provenance import provenance
-from ...patches.unseen import unseen
+from ...patches.warning_frames import skipped_by_warnings
 from ...recover.atomic import atomic_path
 from ...saying import say
 from .gate import SaveGate, is_ungated, refused_name, ungated
@@ -73,7 +73,7 @@ class SavePatches:
             provenance.stand_ins.discard(self.gate)
         self.gate.close()
 
-    @unseen
+    @skipped_by_warnings
     def save(
         self,
         value: Any,
@@ -134,7 +134,7 @@ def _torch_save(original: Any, subscribers: Subscribers) -> Any:
     return save
 
 
-@unseen
+@skipped_by_warnings
 def _whole_writer(
     original: Any, first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
@@ -145,7 +145,7 @@ def _whole_writer(
     return write
 
 
-@unseen
+@skipped_by_warnings
 def _save_into(
     gate: SavePatches, original: Any, obj: Any, file: Any, args: Any, kwargs: Any
 ) -> Any:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from ...patches.unseen import is_unseen
+from ...patches.warning_frames import is_skipped_by_warnings
 from ...saying import say
 
 __all__ = ["show"]
@@ -46,7 +46,7 @@ def _without_us(stack: traceback.StackSummary) -> traceback.StackSummary:
     kept, is_within = [], False
     for frame in stack:
         if _is_ours(frame.filename):
-            is_within = not is_unseen(frame.filename)
+            is_within = not is_skipped_by_warnings(frame.filename)
             continue
         is_within = is_within and _is_stdlib(frame.filename)
         if not is_within:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...detect.climb import LIMITS, climb
 from ...detect.spike import SpikeWatch
 from ...records import Event
-from ..outside_modes import unseen
+from ..outside_modes import outside_user_code
 from ..state import TrainState
 from ..window import Window
 
@@ -66,7 +66,7 @@ class Headroom:
             )
         )  # fmt: skip
 
-    @unseen
+    @outside_user_code
     @torch.no_grad()
     def check_weights(self, training: Warns, step: int) -> None:
         """Check the weights, at a deep check, which syncs anyway."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import TypeVar
 
-__all__ = ["for_each_unseen", "is_unseen", "unseen"]
+__all__ = ["for_each_skipped", "is_skipped_by_warnings", "skipped_by_warnings"]
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MARK = " (as importlib._bootstrap)"
@@ -23,13 +23,13 @@ _others: list[Callable[[CodeType], object]] = []
 F = TypeVar("F")
 
 
-def unseen(function: F) -> F:
+def skipped_by_warnings(function: F) -> F:
     """Give a function of ours, and those inside it, a file name by which `stacklevel` passes their frames.
 
     >>> import warnings
     >>> def old():
     ...     warnings.warn("old", stacklevel=2)
-    >>> unseen(old) is old  # not a function of ours: unchanged
+    >>> skipped_by_warnings(old) is old  # not a function of ours: unchanged
     True
     """
     if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_OWN):
@@ -37,12 +37,12 @@ def unseen(function: F) -> F:
     return function
 
 
-def is_unseen(file: str) -> bool:
+def is_skipped_by_warnings(file: str) -> bool:
     """Whether a frame with this file name belongs to such a function."""
     return file.endswith(_MARK)
 
 
-def for_each_unseen(do: Callable[[CodeType], object]) -> None:
+def for_each_skipped(do: Callable[[CodeType], object]) -> None:
     """Call `do` with the code of each such function, also of those to come."""
     _others.append(do)
     for code in list(_made.values()):
