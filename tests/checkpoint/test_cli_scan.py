@@ -150,7 +150,12 @@ def test_an_interrupt_during_the_scan(tmp_path):
         "import time, typer; from stayfinite.cli import scan; app = typer.Typer(); scan.register(app)\n"
         "from stayfinite.checkpoint import scanner\n"
         "real = scanner.scan_file\n"
-        "def large(*a, **k): print('at work', flush=True); time.sleep(1); return real(*a, **k)\n"
+        "calls = []\n"
+        "def large(*a, **k):\n"
+        "    calls.append(a)\n"
+        "    if len(calls) > 10: print('at work', flush=True)\n"  # all files have been handed out
+        "    time.sleep(0.2)\n"
+        "    return real(*a, **k)\n"
         "scanner.scan_file = large\n"
         f"app(['scan', {str(tmp_path)!r}, '--full', '--quarantine', {str(tmp_path / 'q')!r}, '--yes'])"
     )

@@ -141,7 +141,7 @@ def examine(
         verdicts = {v.operation.index: v for v in judge(taken.capture, box_of(program)).verdicts}
         counts.update(v.status for v in verdicts.values())
         counts["errors"] += len(taken.capture.errors)
-        names = [o.op for o in taken.capture.operations]
+        names = [call.operation.op for call in taken.capture.calls]
         for how in range(num_samples):
             inputs = sample(program, how, generator)
             watch = Watch()

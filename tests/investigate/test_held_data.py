@@ -73,6 +73,7 @@ import numpy as np
 import torch
 
 torch.manual_seed(0)
+np.random.seed(0)
 table = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 table[9, 1] = np.inf
 rows, features = torch.tensor(table), torch.tensor(table)

@@ -166,7 +166,7 @@ in_data("a class that never comes", "balance", "class 2", "warn", classifier(no_
 in_data("word 50 of 50", "ids", "sample 101", "fail", words(50))
 in_data("ragged sample", "shapes", "sample['x'], sample 19", "fail",
         classifier(lambda x, y: Samples(x, y, 19, lambda v: v[:12]), loss_fn=by_key))  # fmt: skip
-in_data("empty sample", "empty", "sample['x'], sample 19", "fail",
+in_data("empty sample", "empty", "sample['x'], sample 19", "warn",
         classifier(lambda x, y: Samples(x, y, 19, lambda v: v[:0]), loss_fn=by_key))  # fmt: skip
 in_data("unreadable sample", "readable", "sample 13", "fail",
         classifier(lambda x, y: Samples(x, y, 13, fails), loss_fn=by_key))  # fmt: skip

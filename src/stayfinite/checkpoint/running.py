@@ -88,9 +88,11 @@ def run_local(
 
     outcomes = Outcomes()
     with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="stayfinite-scan") as pool:
-        futures: list[tuple[Task, Future[FileReport]]] = [(t, pool.submit(run, t)) for t in tasks]
-        pending = {f for _, f in futures}
+        futures: list[Future[FileReport]] = []
         try:
+            for task in tasks:  # the first are at work while the last are handed out
+                futures.append(pool.submit(run, task))
+            pending = set(futures)
             while pending:
                 _, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
         except BaseException as e:
@@ -98,7 +100,9 @@ def run_local(
             pool.shutdown(cancel_futures=True)
             if not (keep_partial and isinstance(e, KeyboardInterrupt)):
                 raise
-        for task, future in futures:
+        for task in tasks[len(futures) :]:
+            outcomes.add(task, None)
+        for task, future in zip(tasks, futures):
             is_known = not future.cancelled() and not isinstance(
                 future.exception(), ScanStoppedError
             )
