@@ -1,8 +1,9 @@
 """Which snapshot time travel goes back to: an older one while a training diverges."""
 
 import pytest
+import torch
 
-from stayfinite.runtime.window import Window
+from stayfinite.runtime.window import BatchRef, Window
 from stayfinite.runtime.window_log import WindowLog
 
 
@@ -65,3 +66,15 @@ def test_a_rollback_forgets_them():
     log.release_all()
     add(log, [1e9] * 8)
     assert log.may_begin_anew(True)
+
+
+@pytest.mark.parametrize(("megabytes", "most"), [(1, 64), (8, 8), (40, 1), (100, 0)])
+def test_it_holds_64_megabytes_of_batches_and_one_more(megabytes, most):
+    """So a batch of a megabyte does not ask for a copy of the whole state in every step."""
+    batch = torch.empty(megabytes << 18)
+    log = WindowLog(1024)
+    for number in range(most + 1):
+        assert not log.is_full(), number
+        log.add(Window([BatchRef(number, 0, [(lambda: None, batch)])], None, []))
+    assert log.is_full()
+    assert (log.room(), log.room(is_anew=True)) == (1, most + 1)

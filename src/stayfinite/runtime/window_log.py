@@ -23,7 +23,7 @@ class WindowLog(list[Window]):
         self.recent: list[Window] = []
         """The last steps before the snapshot, on which a change of the source is compared."""
         self._most = most
-        self._num_bytes = 0
+        self._window_bytes = 0
         self._num_quiet = 0
         """This many more windows are added before the clock is read."""
         self._stale: list[Window] = []
@@ -42,25 +42,29 @@ class WindowLog(list[Window]):
         """`add` for the first window and every eighth."""
         number = len(self)
         if number == 1 or number % 64 == 0:
-            size = sum(batch_bytes(b.value) for b in window.batches)
-            self._num_bytes = (number + 64) * size
-        if self._num_bytes > _MAX_BYTES:
-            return False
-        self._num_quiet = min(8 - number % 8, self._most - number)
-        return number % 8 > 0 and number < self._most
+            self._window_bytes = sum(batch_bytes(b.value) for b in window.batches)
+        self._num_quiet = min(8 - number % 8, self._capacity - number)
+        return number % 8 > 0 and not self.is_full()
 
     def clear(self) -> None:
         super().clear()
         self._num_quiet = 0
 
+    @property
+    def _num_bytes(self) -> int:
+        return len(self) * self._window_bytes
+
+    @property
+    def _capacity(self) -> int:
+        """How many windows of this size fit."""
+        return min(self._most, 1 + _MAX_BYTES // max(1, self._window_bytes))
+
     def is_full(self, num_more: int = 0) -> bool:
-        return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES
+        return len(self) + num_more >= self._capacity
 
     def room(self, is_anew: bool = False) -> int:
         """How many more steps fit; `is_anew`: if it starts again with this one."""
-        if is_anew:
-            return self._most
-        return max(1, self._most - 1 - len(self)) if self._num_bytes <= _MAX_BYTES else 1
+        return self._capacity if is_anew else max(1, self._capacity - 1 - len(self))
 
     def begin_anew(self) -> None:
         """Start again after a snapshot.
@@ -74,11 +78,9 @@ class WindowLog(list[Window]):
         self._earlier = self._losses()[-_NUM_BEFORE_ANEW:]
         self._stale = list(self) if is_small else []
         self.clear()
-        self._num_bytes = 0
 
     def release_all(self) -> None:
         """Keep no batch alive: the training was rolled back."""
-        self._num_bytes = 0
         self._earlier.clear()
         self._stale.clear()
 
