@@ -63,9 +63,10 @@ def test_caught_at_that_step_with_the_line_and_the_cause(incidents):
     assert first.location.source == LINE
     assert Path(first.location.file) == HERE / "model.py"
     assert first.diagnosis.cause == "low_precision_overflow"
-    assert [(e.name, e.outcome) for e in first.diagnosis.experiments] == [
-        ("higher_precision", "finite")
-    ]
+    # The batch before is tried as well, unless a snapshot has just been taken behind it.
+    outcomes = {e.name: e.outcome for e in first.diagnosis.experiments}
+    assert outcomes.pop("higher_precision") == "finite"
+    assert outcomes in ({}, {"previous_batch": "finite"})
     birth = next(link for link in first.location.chain if link.role == "birth")
     assert birth.inputs[0].stats.max > 65504
     assert {i.diagnosis.cause for i in incidents} == {"low_precision_overflow"}
