@@ -84,6 +84,9 @@ def first_incident(model):
     ],
 )
 def test_the_line_that_makes_the_layer_is_changed(model, line, added):
+    torch.manual_seed(
+        2
+    )  # with weights of another start an epsilon may change healthy losses by more than rounding
     incident = first_incident(model())
     assert incident.diagnosis.cause == "zero_denominator"
     assert incident.location.culprit is not None and incident.location.culprit.source == line
@@ -92,6 +95,7 @@ def test_the_line_that_makes_the_layer_is_changed(model, line, added):
 
 
 def test_zeros_that_were_iterated_on_at_construction_name_their_line_and_nothing_untrue_is_refuted():
+    torch.manual_seed(2)
     incident = first_incident(ZeroSpectrum())
     culprit = incident.location.culprit
     assert culprit is not None and culprit.source == "nn.init.zeros_(self.critic.weight)"
