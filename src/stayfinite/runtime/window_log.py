@@ -51,10 +51,6 @@ class WindowLog(list[Window]):
         self._num_quiet = 0
 
     @property
-    def _num_bytes(self) -> int:
-        return len(self) * self._window_bytes
-
-    @property
     def _capacity(self) -> int:
         """How many windows of this size fit."""
         return min(self._most, 1 + _MAX_BYTES // max(1, self._window_bytes))
@@ -72,7 +68,7 @@ class WindowLog(list[Window]):
         Small windows are released one by one as new ones come: releasing all of them at once would let Python's
         garbage collector run, which takes milliseconds with torch loaded.
         """
-        is_small = self._num_bytes < _SMALL_BYTES
+        is_small = len(self) * self._window_bytes < _SMALL_BYTES
         if self and is_small:
             self.recent = self[-_NUM_RECENT:]
         self._earlier = self._losses()[-_NUM_BEFORE_ANEW:]

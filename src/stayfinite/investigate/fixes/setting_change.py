@@ -37,10 +37,10 @@ __all__ = [
     "memory_changes",
     "only_call",
     "optimizer_change",
-    "own_files",
     "place_of_culprit",
     "shown_path",
     "source_of_culprit",
+    "training_files",
 ]
 
 _MAX_FILES = 200
@@ -124,14 +124,14 @@ def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] |
         if f"{kind}(" in text
         for source, call in _calls(text, kind)
     ]
-    near = [c for c in calls if c[0] in own_files(lab)]
+    near = [c for c in calls if c[0] in training_files(lab)]
     for found in (near, calls):
         if len(found) == 1:
             return found[0]
     return None
 
 
-def own_files(lab: Laboratory) -> set[str]:
+def training_files(lab: Laboratory) -> set[str]:
     """The files of the loop, its loss function and its models."""
     scene = lab.investigation.vehicle.scene
     files = {scene.file} if scene is not None else set()

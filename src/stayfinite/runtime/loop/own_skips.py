@@ -33,7 +33,7 @@ __all__ = ["OwnSkips"]
 
 
 class OwnSkips:
-    """Reports the batches of one loop that were left out because of their loss."""
+    """Reports the batches that loops leave out because of their loss or the norm of their gradients."""
 
     def __init__(self, engine: Engine, bad: BadSteps, tracker: BatchTracker) -> None:
         self._engine, self._bad_steps, self._tracker = engine, bad, tracker
@@ -79,9 +79,8 @@ class OwnSkips:
         if loss is self._last():
             return
         self._last = weakref.ref(loss)
-        if (
-            window.num_backward
-        ):  # one of several that are accumulated: the others go on to their step
+        # One of several batches that are accumulated: the others go on to their step.
+        if window.num_backward:
             last = window.batches.pop()
             window = Window([last], last.rng, window.lrs)
         step = self._tracker.note_used(window)
