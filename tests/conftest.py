@@ -6,6 +6,7 @@ import random
 import re
 import sys
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -72,6 +73,14 @@ def pytest_collection_modifyitems(config, items):
         made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
         if any(d.scope in ("module", "package") for defs in made.values() for d in defs):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Random numbers are the same every time, fixtures' too: some builds of torch seed themselves by chance."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

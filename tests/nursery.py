@@ -82,6 +82,9 @@ def main():
         with contextlib.suppress(ImportError):  # another version of a library
             importlib.import_module(name)
     importlib.import_module("gloo_exit").avoid()  # beside this file, wherever PYTHONPATH leads
+    sys.modules["torch"].manual_seed(
+        0
+    )  # some builds seed themselves by chance: commands end alike every time
     gc.collect()
     gc.freeze()  # a child's collections pass by what was imported here, and leave its memory shared
     for line in sys.stdin:
