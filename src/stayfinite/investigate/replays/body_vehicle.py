@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,7 +15,10 @@ from ...numerics.health import badness
 from ...runtime.engine import Engine
 from ...runtime.window import BatchRef, Window, is_same, joined
 from ..body.body import Body
+from ..body.home import homes_of
+from ..body.plan import home_environment
 from ..body.scene import Scene
+from ..body.values import UNKNOWN, Value, attribute_of
 from .changed_source import NotRunnable
 from .replay import ActiveReplay
 from .tracing import symptom_origin
@@ -75,7 +80,24 @@ class BodyVehicle(Vehicle):
         place = self.engine.step_place
         if not self.body.scene.is_over:
             return None
+        if place.line is None:  # it was the first
+            return self.body.as_far_as(*self._step_to_come, instruction=-1)
         return self.body.as_far_as(place.code, place.line, place.instruction)
+
+    @property
+    def _step_to_come(self) -> tuple[CodeType | None, int | None]:
+        """The first `optimizer.step()` behind the statement that raised, in the function around it that has one."""
+        optimizers = self.engine.state.optimizers
+        for scene in self.scenes():
+            nodes = [n for home in homes_of(scene) for n in ast.walk(home.node)]
+            calls = [n.func for n in nodes if isinstance(n, ast.Call) and n.lineno > scene.line]
+            lines = [
+                f.lineno for f in calls if isinstance(f, ast.Attribute) and f.attr == "step"
+                and any(_object(f.value, scene) is o for o in optimizers)
+            ]  # fmt: skip
+            if lines:
+                return scene.code, min(lines)
+        return None, None
 
     def _body_with(self, change: Any, is_applied: bool) -> Body:
         """The body with the changed source, if there is a change."""
@@ -146,3 +168,16 @@ def _can_bind(body: Body, refs: list[BatchRef]) -> bool:
     if body.takes_several:
         return body.can_bind(sum(len(b.items) for b in refs))
     return all(b.items and body.can_bind(len(b.items)) for b in refs)
+
+
+def _object(node: ast.expr, scene: Scene) -> Any:
+    """What `optimizer` or `self.optimizer` stands for."""
+    return _value(node, scene).obj
+
+
+def _value(node: ast.expr, scene: Scene) -> Value:
+    if isinstance(node, ast.Name):
+        return home_environment(scene).lookup(node.id)
+    if isinstance(node, ast.Attribute):
+        return attribute_of(_value(node.value, scene), node.attr)
+    return UNKNOWN
