@@ -16,9 +16,8 @@ from ...runtime.engine import Engine
 from ...runtime.window import BatchRef, Window, is_same, joined
 from ..body.body import Body
 from ..body.home import homes_of
-from ..body.plan import home_environment
+from ..body.plan import object_at
 from ..body.scene import Scene
-from ..body.values import UNKNOWN, Value, attribute_of
 from .changed_source import NotRunnable
 from .replay import ActiveReplay
 from .tracing import symptom_origin
@@ -93,7 +92,7 @@ class BodyVehicle(Vehicle):
             calls = [n.func for n in nodes if isinstance(n, ast.Call) and n.lineno > scene.line]
             lines = [
                 f.lineno for f in calls if isinstance(f, ast.Attribute) and f.attr == "step"
-                and any(_object(f.value, scene) is o for o in optimizers)
+                and any(object_at(f.value, scene) is o for o in optimizers)
             ]  # fmt: skip
             if lines:
                 return scene.code, min(lines)
@@ -168,16 +167,3 @@ def _can_bind(body: Body, refs: list[BatchRef]) -> bool:
     if body.takes_several:
         return body.can_bind(sum(len(b.items) for b in refs))
     return all(b.items and body.can_bind(len(b.items)) for b in refs)
-
-
-def _object(node: ast.expr, scene: Scene) -> Any:
-    """What `optimizer` or `self.optimizer` stands for."""
-    return _value(node, scene).obj
-
-
-def _value(node: ast.expr, scene: Scene) -> Value:
-    if isinstance(node, ast.Name):
-        return home_environment(scene).lookup(node.id)
-    if isinstance(node, ast.Attribute):
-        return attribute_of(_value(node.value, scene), node.attr)
-    return UNKNOWN
