@@ -30,6 +30,7 @@ def with_optimizer(
     if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
         return None
     name, made = _made_as(source, file, line, optimizer)
+    name = name or _attribute(source, file, line, optimizer)
     statement = source.statement_at(line)
     beside = source.block(statement) if statement is not None else []
     last = max(_restores(source, line))
@@ -37,14 +38,24 @@ def with_optimizer(
         last = made
     if name is None or made > last:
         return None
-    text = f"{name}.load_state_dict({holder}[{key!r}])".replace("'", '"')
+    lines = [_restore(name, holder, key)]
+    schedule_key, schedule = saved_part(path, "last_epoch")
+    scheduler = next(reversed(list(lab.state.schedulers)), None)
+    beside_it = _attribute(source, file, line, scheduler) if scheduler is not None else None
+    if beside_it is not None and schedule_key is not None:
+        lines.append(_restore(beside_it, holder, schedule_key))
+    also = " and the scheduler" if len(lines) > 1 else ""
     change = change_of(source, file, lines_after(
-        source, last, [text], "restore_optimizer", "restore the optimizer as well",
+        source, last, lines, "restore_optimizer", f"restore the optimizer{also} as well",
         "its moments and its learning rate belong to the weights that are restored",
     ))  # fmt: skip
     if change is not None:
-        change.at = _Restored(lab, optimizer, saved, _schedule_state(path))
+        change.at = _Restored(lab, optimizer, saved, schedule)
     return change
+
+
+def _restore(name: str, holder: str, key: str) -> str:
+    return f"{name}.load_state_dict({holder}[{key!r}])".replace("'", '"')
 
 
 def _fits(optimizer: Optimizer, saved: dict[str, Any]) -> bool:
@@ -71,6 +82,19 @@ def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tupl
     return None, 0
 
 
+def _attribute(source: Source, file: str, line: int, wanted: Any) -> str | None:
+    """`self.optimizer`, if another method of the class that restores has made it."""
+    owner = source.parent(source.function_at(line))
+    for where, number, _ in made_at(wanted):
+        statement = source.statement_at(number) if where == file else None
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        is_mine = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+        if is_mine and isinstance(owner, ast.ClassDef) and target is not None:
+            is_same = source.parent(source.function_at(number)) is owner
+            return source.text_of(target) if is_same else None
+    return None
+
+
 def _restores(source: Source, line: int) -> list[int]:
     """Where anything else is restored or a schedule is made: statements beside the one that has run.
 
@@ -95,10 +119,6 @@ def _called(node: ast.AST) -> str:
     return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
-def _schedule_state(path: str | None) -> dict[str, Any]:
-    return saved_part(path, "last_epoch")[1]
-
-
 class _Restored:
     """Moments of the file for the first step that is run, and from then on the rates that follow from it."""
 
@@ -114,12 +134,15 @@ class _Restored:
             given = {**schedule, "_last_lr": list(self._rates[0])}
             found = rates_of(scheduler, given, lab.window.step + 8)
             self._rates = [(r,) * len(self._rates[0]) for r in found or ()] or self._rates
+        moved = getattr(scheduler, "last_epoch", lab.window.step)
+        self._is_slow = moved < lab.window.step
+        """Whether the schedule moves on with the epochs: within the first, its rate stays."""
 
     def __call__(self, window: Window) -> AbstractContextManager[None]:
         if not self._is_loaded:
             self._is_loaded = True
             self._load()
-        rates = self._rates[min(window.step, len(self._rates) - 1)]
+        rates = self._rates[0 if self._is_slow else min(window.step, len(self._rates) - 1)]
         return changes.with_rates(rates) if rates else contextlib.nullcontext()
 
     def _load(self) -> None:
