@@ -209,7 +209,11 @@ def _has_external_input(origin: Origin | None) -> bool:
 
 def _is_taken(investigation: Investigation, result: ReplayResult) -> bool:
     """Whether nothing that was traced made the bad loss: it was taken from a variable, because what it was computed from is gone."""
-    return result.failure is not None and result.origin is None and investigation.failure.symptom == "loss"
+    return (
+        result.failure is not None
+        and result.origin is None
+        and investigation.failure.symptom == "loss"
+    )
 
 
 def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:

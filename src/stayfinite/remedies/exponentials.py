@@ -43,7 +43,9 @@ def shift_exp_all(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return _shifted(source, node, ".detach().max()")
 
 
-def _bounded(source: Source, node: ast.AST, limit: str, low: str | None = None) -> list[Edit] | None:
+def _bounded(
+    source: Source, node: ast.AST, limit: str, low: str | None = None
+) -> list[Edit] | None:
     found = call(node, *_EXPS)
     if found is None or found[2] or found[3]:
         return None

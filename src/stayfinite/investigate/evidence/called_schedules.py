@@ -62,7 +62,9 @@ def _formula(
     state: TrainState, scene: Scene, call: ast.Call, function: types.FunctionType, owner: Any
 ) -> tuple[Formula, int] | None:
     """The call with other numbers in place of its first whole one, on a stand-in of the optimizer."""
-    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+    if any(isinstance(a, ast.Starred) for a in call.args) or any(
+        k.arg is None for k in call.keywords
+    ):
         return None
     given: dict[int | str, Any] = dict(enumerate(_value(a, scene) for a in call.args))
     given.update({str(k.arg): _value(k.value, scene) for k in call.keywords})

@@ -16,7 +16,15 @@ from ...locate.frames import is_user_file
 from ...remedies import Edit, Source
 from ..replays.changed_source import text_of_file
 
-__all__ = ["Written", "call_at", "config_number", "number_behind", "numbers_called", "option_for", "source_of"]
+__all__ = [
+    "Written",
+    "call_at",
+    "config_number",
+    "number_behind",
+    "numbers_called",
+    "option_for",
+    "source_of",
+]
 
 _MOST = 8
 _NUMBERS = ("float", "int", "abs")
@@ -227,7 +235,9 @@ def _named_numbers(source: Source) -> Iterator[tuple[str, ast.expr]]:
             for k in node.keywords:
                 yield str(option if k.arg == "default" and option else k.arg), k.value
         elif isinstance(node, ast.FunctionDef):
-            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            names = [
+                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            ]
             yield from ((n, d) for n in names if (d := _default(node, n)) is not None)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for t in _targets(node):
