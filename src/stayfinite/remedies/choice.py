@@ -46,7 +46,7 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     "rsqrt": ("floor_root_eps", "floor_root"),
     "pow": ("floor_power", "floor_power_eps", "floor_root", "norm_as_root"),
     **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "std_as_root", "nan_to_zero")),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "spread_of_one_floored", "std_as_root", "nan_to_zero")),
     **dict.fromkeys(("acosh", "arccosh"), ("acosh_from_one", "above_one")),
     **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("above_support", "floor_log", "floor_distribution")),
     **dict.fromkeys(("linalg_det", "linalg_slogdet", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_ex",

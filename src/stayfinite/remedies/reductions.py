@@ -107,6 +107,23 @@ def nan_to_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "the sample deviation divides by n - 1; over two and more elements nothing changes",
 )
 def spread_of_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _spread_of_one(source, node)
+
+
+@pattern(
+    "spread_of_one_floored",
+    "a deviation over one element is 0: correction=min(1, n - 1), and a floor to divide by",
+    "the sample deviation divides by n - 1, and what is divided by it needs more than 0; other deviations stay",
+)
+def spread_of_one_floored(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    above = source.parent(node)
+    is_divisor = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div)
+    if not is_divisor or getattr(above, "right", None) is not node:
+        return None
+    return _spread_of_one(source, node, ".clamp(min=1e-8)")
+
+
+def _spread_of_one(source: Source, node: ast.AST, end: str = "") -> Iterable[Edit] | None:
     found = call(node, "std", "var", "std_mean", "var_mean")
     if found is None or not isinstance(node, ast.Call):
         return None
@@ -126,7 +143,7 @@ def spread_of_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found[0].endswith("_mean"):
         torch = name_of(source, "torch") or "torch"
         text = f"{torch}.{found[0]}({first}, {', '.join(rest)})"
-    return [*edits, Edit(*source.span(node), text)]
+    return [*edits, Edit(*source.span(node), text + end)]
 
 
 _INFINITE = ("-inf", "-infinity")

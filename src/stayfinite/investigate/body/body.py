@@ -59,6 +59,9 @@ class Body:
         self._outer = outer
         self.units = build_units(home.statements, home_environment(scene), functions.judge)
         self.feeds = feeds_of(home, self.units, scene.variables)
+        nodes = [h.node for h in homes_of(scene)]
+        self._depth = nodes.index(home.node) if home.node in nodes else 0
+        """Noted now: while a change is tried, the source of the scene is another."""
         self._plans: dict[tuple[bool, bool, bool], Plan] = {}
 
     @classmethod
@@ -152,10 +155,9 @@ class Body:
         outer = [changed(s, is_caller=True) for s in self._outer]
         scene = changed(self.scene)
         rules = (mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose)
-        depth = next((i for i, h in enumerate(homes_of(self.scene)) if h.node is self.home.node), 0)
         homes = homes_of(scene)
-        if depth < len(homes):  # an outer loop, because this one is that
-            body = Body(scene, homes[depth], Functions(*rules), outer)
+        if self._depth < len(homes):  # an outer loop, because this one is that
+            body = Body(scene, homes[self._depth], Functions(*rules), outer)
             if body.plan().code is not None and body.plan().has_backward:
                 return body
         return Body.of(scene, outer, *rules)

@@ -28,7 +28,7 @@ from .gather import owner_of
 from .layer_lines import layer_line
 from .own_rate import own_rate
 from .own_schedules import by_counter, own_schedules
-from .script_files import own_files, source_files
+from .script_files import imported_files, own_files, source_files
 from .setting_lines import (
     assigned_key,
     called,
@@ -257,8 +257,7 @@ def _is_bad(value: Any) -> bool:
 
 def _assigned_rate(investigation: Investigation) -> Culprit | None:
     """For a loop that sets `group["lr"]` itself: the formula, if a function of the file computes it."""
-    files = own_files(investigation)
-    found = assigned_key(files, "lr")
+    found = assigned_key(own_files(investigation), "lr") or assigned_key(imported_files(), "lr")
     if found is None:
         return None
     line, value = found

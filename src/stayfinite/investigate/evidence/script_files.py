@@ -9,7 +9,9 @@ from ...locate.frames import is_user_file
 from ...patches.made_at import call_stack, made_at
 from ..investigation import Investigation
 
-__all__ = ["own_files", "source_files"]
+__all__ = ["imported_files", "own_files", "source_files"]
+
+_MAX_FILES = 200
 
 
 def own_files(investigation: Investigation) -> list[str]:
@@ -25,6 +27,13 @@ def own_files(investigation: Investigation) -> list[str]:
         main,
     ]
     return [f for f in dict.fromkeys(known) if f is not None and is_user_file(f)]
+
+
+def imported_files() -> list[str]:
+    """All files of the script's own that it has imported."""
+    names = [getattr(m, "__file__", None) for m in list(sys.modules.values())]
+    files = [f for f in dict.fromkeys(names) if isinstance(f, str) and f.endswith(".py")]
+    return [f for f in files if is_user_file(f)][:_MAX_FILES]
 
 
 def source_files(classes: list[type]) -> list[str]:

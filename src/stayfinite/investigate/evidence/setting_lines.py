@@ -12,6 +12,7 @@ from ...parsing import parsed
 
 __all__ = [
     "assigned_key",
+    "assigned_keys",
     "assignment_before",
     "called",
     "computed_at",
@@ -94,7 +95,13 @@ def given_keyword(files: Iterable[str | None], *names: str) -> Frame | None:
 
 
 def assigned_key(files: Iterable[str | None], key: str) -> tuple[Frame, ast.expr] | None:
-    """The only line that assigns to `[key]`, with the assigned value: `group["lr"] = rate`."""
+    """The line that assigns to `[key]`, with the assigned value: `group["lr"] = rate`; the last, if one function has several."""
+    found = assigned_keys(files, key)
+    return found[-1] if found else None
+
+
+def assigned_keys(files: Iterable[str | None], key: str) -> list[tuple[Frame, ast.expr]]:
+    """All these lines of the only function that has any."""
     found: list[tuple[Frame, ast.expr]] = []
     for file in users_files(files):
         for function, statements in functions_of_file(file):
@@ -106,7 +113,7 @@ def assigned_key(files: Iterable[str | None], key: str) -> tuple[Frame, ast.expr
                     for t in _assigned(s)
                 ):
                     found.append((Frame(file, s.lineno, function), s.value))
-    return found[0] if len(found) == 1 else None
+    return found if len({(line.file, line.function) for line, _ in found}) == 1 else []
 
 
 def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Call] | None:

@@ -29,7 +29,7 @@ from ...remedies import (
 )
 from ...runtime.window import Replay, ReplayResult
 from .. import changes
-from ..evidence.setting_lines import assigned_key
+from ..evidence.setting_lines import assigned_keys
 from ..laboratory import Laboratory
 from ..search import Search, has_risen
 from .setting_change import only_call, place_of_culprit, shown_path
@@ -72,7 +72,14 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
     ratio = rate.passed / rate.before
     if place is not None and any(f"{kind} is made" in place.what for kind in _PEAKS):
         return _lower_peak(fix, place, ratio, optimizer) or fix
+    if _is_moved_by_hand(lab, e):
+        return fix  # what it is made with would be overwritten
     return _lower_given(lab, optimizer, fix, place, ratio) or fix
+
+
+def _is_moved_by_hand(lab: Laboratory, e: Evidence) -> bool:
+    """Whether the script sets other rates as it goes, in a way that is not known."""
+    return not len(lab.state.schedulers) and len({r.lr for r in e.history if r.lr}) > 1
 
 
 def _rate(optimizer: Optimizer) -> float:
@@ -246,13 +253,14 @@ def _capped_assignment(
     lab: Laboratory, fix: Fix, place: Culprit, passed: float
 ) -> Generator[Replay, ReplayResult, Fix | None]:
     """A loop that sets the rate by itself: what it sets, with an upper limit."""
-    found = assigned_key([place.file], "lr")
     source = source_of(place.file)
-    if found is None or source is None:
+    lines = [line.line for line, _ in assigned_keys([place.file], "lr")]
+    found = [at_most(source, line, _text(passed)) for line in lines] if source is not None else []
+    remedies = [r for r in found if r is not None]
+    if source is None or not remedies or len(remedies) < len(found):
         return None
-    remedy = at_most(source, found[0].line, _text(passed))
-    if remedy is None:
-        return None
+    edits = tuple(edit for r in remedies for edit in r.edits)
+    remedy = replace(remedies[0], edits=edits)
     return (yield from _run_capped(lab, fix, place.file, source, remedy, passed))
 
 
