@@ -170,16 +170,6 @@ class Body:
         return self._plans[key]
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """Variables whose current value is used, because what computed it cannot be repeated."""
-        return self.plan().taken
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Statements that are not run."""
-        return self.plan().left_out
-
-    @property
     def has_effects(self) -> bool:
         """Whether an iteration changes something that later ones compute with: a replay buffer, an environment.
 
