@@ -277,7 +277,7 @@ def test_rows_of_a_stream_are_numbered_in_its_order():
     assert scan.parts["batch['y']"].high_int == 9
 
 
-def spoiled():
+def corrupted():
     x = torch.randn(50, 6)
     x[41, 2] = math.nan
     return x
@@ -306,7 +306,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_bad_row_of_a_file_is_named(tmp_path, name):
     write, part = FORMATS[name]
-    write(tmp_path / name, spoiled())
+    write(tmp_path / name, corrupted())
     found = check_file(tmp_path / name, None, quiet)
     (bad,) = [f for f in found if f.check == "data/finite"]
     assert bad.status == "fail"
@@ -315,7 +315,7 @@ def test_a_bad_row_of_a_file_is_named(tmp_path, name):
 
 
 def test_an_array_that_lies_by_columns_is_still_looked_at(tmp_path):
-    write_fortran(tmp_path / "f.npy", spoiled())
+    write_fortran(tmp_path / "f.npy", corrupted())
     (bad,) = [f for f in check_file(tmp_path / "f.npy", None, quiet) if f.check == "data/finite"]
     assert bad.value.startswith("1 NaN")
 
