@@ -15,7 +15,7 @@ BLOOM = [0.242, 0.947, 2.39, 15.9, 145.0, 960.0]
 
 
 def first_warning(values, watch):
-    return next((i for i, v in enumerate(values) if watch.tell(watch.note(i, v))), None)
+    return next((i for i, v in enumerate(values) if watch.is_first(watch.note(i, v))), None)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
@@ -72,7 +72,7 @@ def test_an_ordinary_training_is_silent():
 
 def test_it_gets_used_to_a_new_level():
     watch = SpikeWatch()
-    reported = [watch.tell(watch.note(i, 1.0 if i < 100 else 10.0)) for i in range(300)]
+    reported = [watch.is_first(watch.note(i, 1.0 if i < 100 else 10.0)) for i in range(300)]
     assert reported.index(True) == 100 and sum(reported) == 1
     assert watch.note(300, 10.1) is None
 

@@ -1,4 +1,4 @@
-"""Identifies the memory of each tensor: numbered storages, told apart when memory is reused."""
+"""Identifies the memory of each tensor: numbered storages, with new numbers when memory is reused."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ REBUILT = (
 )
 _LEFT_BY_SCRIPT = (
     "the script has seen the bad value itself and does not train on it; buffers that its forward may have "
-    "spoiled are put back"
+    "corrupted are restored"
 )
 _PHASES = {
     "gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",
