@@ -5,7 +5,7 @@ from tests.preflight.test_cli_check import run  # noqa: F401 - a fixture
 from torch import nn
 
 from stayfinite.preflight.config.gather import Reading
-from stayfinite.preflight.config.intervals import cost_of_failure
+from stayfinite.preflight.config.group import cost_of_failure
 from stayfinite.preflight.resources import Measured, largest_batch
 from stayfinite.preflight.runner.check import check
 
