@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .compiled import compile_block, compile_module
-from .copies import Copier, clones, names_of
+from .copies import Copier, clones
 from .cut import Cut, Rules, can_strip, rebuild
 from .feeds import BATCHES, Feed, take
 from .home import Home
 from .scene import Scene
-from .source import function_source
+from .source import function_source, names_of
 from .summary import Functions
 from .units import Unit, build_units, flat
 from .values import Env, Path, attribute_of, known
