@@ -322,7 +322,7 @@ def _histogram(
 
 
 def _integer_range(tensor: Tensor) -> dict[str, Any]:
-    """Integers and bools are always finite; their range still tells (labels, indices)."""
+    """Integers and bools are always finite; their range still matters (labels, indices)."""
     plain = tensor.detach()
     if plain.layout != torch.strided or plain.is_quantized or plain.numel() == 0:
         return {}

@@ -54,7 +54,6 @@ class Row:
     name: str
     reason: str
     switch: str
-    num_subscribers: int
     state: str
     """"active", or "under another patch" if other code has replaced the attribute after us."""
 
@@ -199,7 +198,6 @@ class _Patch:
             name=self.attribute.name,
             reason="; ".join(dict.fromkeys(t.reason for t in targets)),
             switch=", ".join(dict.fromkeys(t.switch for t in targets)),
-            num_subscribers=len(targets),
             state="active" if self.is_on_top() else "under another patch",
         )
 

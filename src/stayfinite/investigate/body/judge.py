@@ -75,10 +75,6 @@ class Judge:
             self._found[key] = (node, env, self._judge(node, env))
         return self._found[key][2]
 
-    def forget(self, env: Env) -> None:
-        """Forget cached values, because the variables have changed."""
-        self._found = {k: v for k, v in self._found.items() if v[1] is not env}
-
     def iteration(self, value: Value) -> str | None:
         """The reason why a loop over this must not be repeated."""
         if not value.is_known or calls.can_iterate_again(value.obj):

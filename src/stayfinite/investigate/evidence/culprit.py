@@ -25,8 +25,8 @@ from ...sandbox.compute import computing_only
 from ..investigation import Investigation
 from .gather import owner_of
 from .layer_lines import layer_line
-from .own_rate import own_rate
 from .own_schedules import by_counter, own_schedules
+from .own_update import own_rate
 from .script_files import own_files, source_files
 from .setting_lines import (
     assigned_key,

@@ -279,7 +279,7 @@ class _Search:
         if place is None or tried is None or _is_same(place, tried, change):
             self.refuted.append(fix)
             return
-        note = yield from self.trial.spoils(change, self.evidence.dtype, limits)
+        note = yield from self.trial.healthy_effect(change, self.evidence.dtype, limits)
         if note and is_written:
             self.refuted.append(self._fix(made, change, replace(proof, note=note)))
             return

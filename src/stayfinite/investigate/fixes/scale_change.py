@@ -27,10 +27,11 @@ from ...remedies import (
     step_left_to_scaler,
     with_keyword,
 )
+from ..evidence.script_files import own_files
 from ..evidence.unscaled_steps import step_without_scaler
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
-from .setting_change import SettingChange, only_call, training_files
+from .setting_change import SettingChange, only_call
 from .where_set import Written, call_at, number_behind, source_of
 
 __all__ = ["is_fixed_scale", "scale_changes"]
@@ -77,7 +78,7 @@ def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
     """Whether gradients are computed in float16."""
     if e.dtype == "float16" or any(p.dtype == torch.float16 for _, p in lab.state.parameters()):
         return True
-    texts = [text_of_file(f) or "" for f in training_files(lab)]
+    texts = [text_of_file(f) or "" for f in own_files(lab.investigation)]
     return any("float16" in t.replace("bfloat16", "") or ".half(" in t for t in texts)
 
 
