@@ -278,7 +278,8 @@ class LoopDriver:
             self.engine.deferral.submit(window, optimizer)
         elif is_done:
             window.num_applied += 1
-        if window.is_loaderless and (is_done or window.failure is not None):
+        is_over = window.is_loaderless and (is_done or window.failure is not None)
+        if is_over and not self.ordinary.is_over_by_step(window):
             self.close_loaderless(window)
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
@@ -358,7 +359,7 @@ class LoopDriver:
         self._bad_steps.put_back()
         self.before_window()
         self.engine.deep_checks.initialize()
-        return self.loaderless.open()
+        return self.ordinary.begin_loaderless(self.loaderless.open())
 
     def close_loaderless(self, window: Window) -> None:
         """Close a window after its step; the next one is noticed only at its backward."""

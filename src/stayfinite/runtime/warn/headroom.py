@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...detect.climb import LIMITS, climb
 from ...detect.spike import SpikeWatch
+from ...numerics.health import magnitudes
 from ...records import Event
 from ..outside_modes import outside_user_code
 from ..state import TrainState
@@ -114,9 +115,9 @@ class Headroom:
 
 def _largest(tensors: list[Tensor]) -> list[float]:
     """The largest magnitude of each, in one transfer for each device."""
-    norms = torch._foreach_norm(tensors, float("inf"))
     device = tensors[0].device
-    sizes: list[float] = torch.stack([n.to(device, torch.float32) for n in norms]).tolist()
+    found = [n.to(device, torch.float32) for n in magnitudes(tensors)]
+    sizes: list[float] = torch.stack(found).tolist()
     return sizes
 
 
