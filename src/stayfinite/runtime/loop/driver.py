@@ -160,6 +160,7 @@ class LoopDriver:
         if window.losses:
             self.tracker.drop_stale_losses(window)
         if loss.numel() == 1:
+            self.engine.monitor.look(window, loss)
             step = self.tracker.note_used(window)
             plain = loss.detach() if self.scaling.pair is None else self.scaling.unscaled(loss)
             window.losses.append((step, plain))
