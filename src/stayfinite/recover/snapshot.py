@@ -68,6 +68,9 @@ class Snapshot:
             self._live = list(tensors)
             with torch._C.DisableTorchFunctionSubclass():
                 self._kept = [_room_for(t) for t in tensors]
+        for i, (kept, live) in enumerate(zip(self._kept, self._live)):
+            if kept.shape != live.shape:  # an observer's statistics begin empty, and are resized
+                self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:
@@ -151,6 +154,9 @@ def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _copy_values(to: list[Tensor], source: list[Tensor]) -> None:
+    for a, b in zip(to, source):
+        if a.shape != b.shape:
+            a.data = torch.empty_like(b, device=a.device)  # the same object with the shape it had
     plain = [
         (a, b)
         for a, b in zip(to, source)
