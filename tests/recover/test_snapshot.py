@@ -1,5 +1,6 @@
 """Everything comes back exactly, whatever happened in between."""
 
+import math
 import torch
 from torch import nn
 
@@ -111,3 +112,19 @@ def test_entries_and_tensors_that_were_replaced_go_back_by_identity():
     snapshot.restore()
     assert state == {"p": entry} and entry == {"v": live, "step": 1}
     assert torch.equal(live, torch.ones(2))
+
+
+def test_a_tensor_that_was_resized_gets_its_shape_back():
+    observed, other = torch.zeros(0), torch.ones(2)
+    snapshot = Snapshot()
+    snapshot.take(0, [observed, other], [], [])
+    observed.resize_(3).fill_(math.nan)
+    other.fill_(5)
+    snapshot.restore()
+    assert observed.shape == (0,)
+    assert other.tolist() == [1, 1]
+    observed.resize_(3).fill_(2)
+    snapshot.take(1, [observed, other], [], [])
+    observed.fill_(math.nan)
+    snapshot.restore()
+    assert observed.tolist() == [2, 2, 2]
