@@ -1,6 +1,7 @@
 """Everything comes back exactly, whatever happened in between."""
 
 import math
+
 import torch
 from torch import nn
 
