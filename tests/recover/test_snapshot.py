@@ -1,5 +1,6 @@
 """Everything comes back exactly, whatever happened in between."""
 
+import math
 import os
 
 import pytest
@@ -212,3 +213,19 @@ def test_a_snapshot_that_is_large_for_its_process_goes_to_a_file(
     copy.restore()
     assert torch.equal(model.weight, before)
     assert isinstance(copy._kept, ScratchSnapshot) == is_in_file
+
+
+def test_a_tensor_that_was_resized_gets_its_shape_back():
+    observed, other = torch.zeros(0), torch.ones(2)
+    snapshot = Snapshot()
+    snapshot.take(0, [observed, other], [], [])
+    observed.resize_(3).fill_(math.nan)
+    other.fill_(5)
+    snapshot.restore()
+    assert observed.shape == (0,)
+    assert other.tolist() == [1, 1]
+    observed.resize_(3).fill_(2)
+    snapshot.take(1, [observed, other], [], [])
+    observed.fill_(math.nan)
+    snapshot.restore()
+    assert observed.tolist() == [2, 2, 2]

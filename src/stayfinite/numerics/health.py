@@ -18,7 +18,16 @@ from torch import Tensor
 from ..devices import widest
 from ..records import TensorStats
 
-__all__ = ["Badness", "FiniteFlag", "badness", "dense_parts", "is_finite", "magnitudes", "stats"]
+__all__ = [
+    "Badness",
+    "FiniteFlag",
+    "badness",
+    "dense_parts",
+    "is_finite",
+    "magnitudes",
+    "numbers_of",
+    "stats",
+]
 
 _FLOAT8 = tuple(
     getattr(torch, name)
@@ -80,6 +89,19 @@ def dense_parts(tensor: Tensor) -> list[Tensor]:
             tensor = tensor.conj()
         tensor = torch.view_as_real(tensor)
     return [tensor] if tensor.numel() else []
+
+
+def numbers_of(scalars: list[Tensor]) -> list[float]:
+    """The values of tensors with one element, in one transfer; those of a class that only wraps others one by one.
+
+    >>> numbers_of([torch.tensor(1.0), torch.tensor(2.0)])
+    [1.0, 2.0]
+    """
+    stacked = torch.stack(scalars)
+    if type(stacked) is Tensor:
+        values: list[float] = stacked.tolist()
+        return values
+    return [float(t.item()) for t in scalars]
 
 
 def _sparse_values(tensor: Tensor) -> list[Tensor]:
