@@ -18,6 +18,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .scripted import stand_in, stand_out
 from .warning_frames import skipped_by_warnings
 
 __all__ = [
@@ -155,6 +156,7 @@ class _Patch:
     def install(self) -> None:
         for members in self._members:
             members.add(self.installed)
+        stand_in(self.installed, self.attribute.raw)
         setattr(self.attribute.owner, self.attribute.name, self.installed)
 
     def remove(self) -> None:
@@ -163,6 +165,7 @@ class _Patch:
             self.attribute.put_back()
         for members in self._members:
             members.discard(self.installed)
+        stand_out(self.installed)
 
     def is_on_top(self) -> bool:
         return self.attribute.current() is self.installed

@@ -75,12 +75,12 @@ class LoopDriver:
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
-    wants_gradients = False
+    wants_gradients = property(lambda self: self.loaderless.is_close and not self.is_internal)
     manual_updates: Any = None
     seed: Any = None
 
     def after_backward(self) -> None:
-        """Used only in trainings without a torch optimizer."""
+        self.loaderless.after_backward(self.tracker.window, sys._getframe(1))
 
     def before_window(self) -> None:
         """Called before a window opens; a driver that has to find the models does so now."""
