@@ -1,5 +1,6 @@
 """Everything comes back exactly, whatever happened in between."""
 
+import copy
 import math
 import os
 
@@ -169,6 +170,23 @@ def test_with_a_full_disk_the_values_stay_in_memory(tmp_path, monkeypatch):
     kept.restore()
     assert x.tolist() == [2.0] * 3
     assert kept.copy_of(0).tolist() == [2.0] * 3
+
+
+def test_a_forked_process_leaves_the_file_to_its_parent(tmp_path, monkeypatch):
+    kept, x = ScratchSnapshot(tmp_path), torch.ones(3)
+    kept.take(0, [x], [], [])
+    with monkeypatch.context() as in_the_child:
+        in_the_child.setattr("os.getpid", lambda: -1)
+        assert not kept.is_taken
+        child = copy.copy(kept)
+        child._close = lambda: None
+        x.fill_(5)
+        child.take(1, [x], [], [])
+        x.zero_()
+        child.restore()
+        assert (child.is_taken, x.tolist()) == (True, [5.0] * 3)
+    kept.restore()
+    assert x.tolist() == [1.0] * 3
 
 
 def test_a_copy_that_was_interrupted_is_not_restored(tmp_path, monkeypatch):

@@ -26,7 +26,8 @@ class ScratchSnapshot(Snapshot):
     """The same with the values in a temporary file, which the system deletes with the process however it ends.
 
     The file is overwritten in place, and neither direction needs memory for more than one tensor. Values that are no plain
-    memory (sparse, quantized, a class of their own) stay in memory, and all of them do once the disk is full.
+    memory (sparse, quantized, a class of their own) stay in memory, and all of them do once the disk is full or in a
+    process that was forked, which must not write into its parent's file.
 
     >>> weight = torch.ones(3)
     >>> kept = ScratchSnapshot(Path(tempfile.gettempdir()))
@@ -47,6 +48,7 @@ class ScratchSnapshot(Snapshot):
         """The offset in the file of each tensor, by its position."""
         self.size = 0
         """Its length in bytes."""
+        self._owner = os.getpid()
         self._others = Snapshot()
         """The values that stay in memory."""
         self._is_full = False
@@ -63,6 +65,11 @@ class ScratchSnapshot(Snapshot):
         return None
 
     @property
+    def is_taken(self) -> bool:
+        """Not in a forked process before its own first copy: the file is its parent's, which goes on writing."""
+        return super().is_taken and (self._is_full or self._owner == os.getpid())
+
+    @property
     def least_seconds(self) -> float:
         return self.size / _BYTES_PER_SECOND
 
@@ -71,11 +78,13 @@ class ScratchSnapshot(Snapshot):
         self._live = list(tensors)
         if not self._is_full:
             try:
-                self._write()
-                return
+                if self._owner == os.getpid():
+                    self._write()
+                    return
             except OSError:  # no room any more, or the disk has failed
-                self._is_full = True
-                self._close()
+                pass
+            self._is_full = True
+            self._close()
         self._places, self.size, self._live = {}, 0, []
         super()._keep(tag, tensors, names)
 
@@ -146,7 +155,7 @@ class ScratchSnapshot(Snapshot):
         super().drop()
         self._others.drop()
         self._places, self.size = {}, 0
-        if not self._is_full:
+        if not self._is_full and self._owner == os.getpid():
             self._file.truncate(0)
 
 
