@@ -218,6 +218,7 @@ class Engine:
         """Investigate a bad step and apply the policy; raises where the run must end."""
         self.state.num_changes += 1
         self.ranks.summary.interrupt()
+        self.shared.unmark()
         with self.ranks.each_for_itself():
             verdict = self._investigate(self, window, failure)
             return (self.conclude(verdict) if verdict.incident else None), verdict

@@ -20,6 +20,7 @@ __all__ = [
     "changing",
     "class_member",
     "code_kind",
+    "exchange",
     "file_kind_of",
     "holds_user_code",
     "home_of",
@@ -53,6 +54,22 @@ def note_draws(verdict: Verdict, module: str, name: str) -> None:
     if calls.draws_numbers(module, name):
         verdict.reads.add(RANDOM)
         verdict.mutates.add(RANDOM)
+
+
+def exchange(node: ast.Call, reader: Reader) -> Verdict:
+    """`dist.all_reduce(x)`: all ranks run a replay together, over process groups of ours. An asynchronous one is not run
+    again: its result is there after a `wait` that a slice may leave out.
+    """
+    named = {k.arg: k.value for k in node.keywords}
+    is_waited_for = named.pop("async_op", None)
+    verdict = Verdict(is_computing=True, is_exchanging=True)
+    if is_waited_for is not None and getattr(is_waited_for, "value", True):
+        verdict.outside = "an exchange between processes is not waited for here"
+    for written in (*node.args[:1], *named.values()):
+        path = reader.env.path(written)
+        if path is not None:
+            note_change(verdict, path)
+    return verdict
 
 
 def is_generator(obj: Any) -> bool:

@@ -23,6 +23,7 @@ from .effects import (
     changing,
     class_member,
     code_kind,
+    exchange,
     file_kind_of,
     home_of,
     is_generator,
@@ -234,6 +235,8 @@ class Judge:
     def _of_module(self, module: str, obj: Any, node: ast.Call, reader: Reader) -> Verdict:
         """A function of torch, numpy, math, ..."""
         name = str(getattr(obj, "__name__", ""))
+        if calls.exchanges(module, name):
+            return exchange(node, reader)
         reason = calls.module_effect(module, name)
         if reason is not None:
             return Verdict(reason, result=UNKNOWN)
@@ -286,6 +289,7 @@ class Judge:
                 inner = self._python(forward, node, reader, is_root=part is module)
                 verdict.outside = verdict.outside or inner.outside
                 verdict.is_backward |= inner.is_backward
+                verdict.is_exchanging |= inner.is_exchanging
                 verdict.needs_protection |= inner.needs_protection
                 if part is module:
                     verdict.reads |= inner.reads
@@ -365,7 +369,8 @@ class Judge:
             reason = f"{func.__qualname__} changes things that cannot be protected"
         verdict = Verdict(
             reason, summary.is_training, summary.is_backward, summary.is_step,
-            summary.optimizers, summary.needs_protection, result=summary.result,
+            summary.optimizers, is_exchanging=summary.is_exchanging,
+            needs_protection=summary.needs_protection, result=summary.result,
         )  # fmt: skip
         return summary, verdict
 

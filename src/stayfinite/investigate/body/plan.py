@@ -85,7 +85,9 @@ class Plan:
         units = list(flat(self._body.units))
         if not units or self._body.wanted or self._scene.has_left_early:
             return 0
-        following = build_units(self._body.home.following, env, self._body.functions.judge)
+        following = build_units(
+            self._body.home.following, env, self._body.functions.judge, is_over=True
+        )
         ahead = [u for u in (units[-1], *flat(following)) if u.access.is_step]
         current = ahead[0].access.optimizers if ahead else ()
         start = 0
