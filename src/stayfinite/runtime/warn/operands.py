@@ -35,7 +35,13 @@ _HALF_AT_TOP = {
     "GeluBackward0": "self", "SiluBackward0": "self", "ReluBackward0": "result", "MulBackward0": "self",
 }  # fmt: skip
 """Activations, which have room enough in all dtypes but float16."""
-_FLOORS = ("AddBackward0", "ClampBackward0", "ClampBackward1", "ClampMinBackward0", "MaximumBackward0")
+_FLOORS = (
+    "AddBackward0",
+    "ClampBackward0",
+    "ClampBackward1",
+    "ClampMinBackward0",
+    "MaximumBackward0",
+)
 _MOST_NODES = 20_000
 _MOST_OF_A_NAME = 64
 _MOST_BYTES = 1 << 28

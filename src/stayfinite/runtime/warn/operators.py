@@ -62,14 +62,11 @@ class OperatorWatch:
         self.is_due = True
         """Whether the next backward is looked at."""
 
-    def plan(self, state: TrainState) -> None:
+    def plan(self) -> None:
         """Look at the next step if there is time for it. Called when the clock is read anyway."""
-        if self.is_due:
-            return
-        self.stop_noting()
-        if self._has_time():
-            self.is_due = True
-            state.num_changes += 1  # no step is ordinary while this is due
+        if not self.is_due:
+            self.stop_noting()
+            self.is_due = self._has_time()
 
     def _has_time(self) -> bool:
         elapsed = time.perf_counter() - self._started
