@@ -28,7 +28,7 @@ class RunOptions:
     on_spike: str = "warn"
     run_dir: Path | None = None
     max_skips: int = 50
-    budget: float = 0.005
+    overhead: float = 0.005
     deferred: bool = False
     resume_check: bool = True
     diagnose: bool = True
@@ -60,6 +60,8 @@ class RunOptions:
         return tuple(found)
 
 
+_FORMER = {"budget": "overhead"}
+"""Options that are still read under their former names."""
 _READ: dict[str, Callable[[str], object]] = {
     "str": str, "str | None": str, "int": int, "float": float, "Path | None": Path,
     "tuple[str, ...]": str,
@@ -82,6 +84,7 @@ def read(args: list[str]) -> RunOptions | None:
     while rest and rest[0].startswith("-"):
         word, has_value, value = rest.pop(0).partition("=")
         name = "module" if word == "-m" else word[2:].replace("-", "_")
+        name = _FORMER.get(name, name)
         if kinds.get(name) == "bool" and not has_value and word.startswith("--"):
             given[name] = True
             continue
@@ -123,8 +126,10 @@ def prepare(given: RunOptions) -> Callable[[], int]:
         raise UsageError(
             f"--run-dir {given.run_dir} is a file; give a folder, which need not exist yet"
         )
+    if not 0 < given.overhead <= 1:
+        raise UsageError(f"`--overhead` must be above 0 and at most 1, got {given.overhead}")
     settings = Settings(
-        budget=given.budget, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
+        budget=given.overhead, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
         without=given.without, store_args=given.store_args,
     )  # fmt: skip
     rules = Policy.parse(
