@@ -120,14 +120,7 @@ def prepare(given: RunOptions) -> Callable[[], int]:
     from ..errors import UsageError
     from ..recover.policy import Policy
 
-    if given.module is None and not given.target:
-        raise UsageError("give the script to run: stayfinite run train.py [ARGS]...")
-    if given.run_dir is not None and given.run_dir.is_file():
-        raise UsageError(
-            f"--run-dir {given.run_dir} is a file; give a folder, which need not exist yet"
-        )
-    if not 0 < given.overhead <= 1:
-        raise UsageError(f"`--overhead` must be above 0 and at most 1, got {given.overhead}")
+    _check(given)
     settings = Settings(
         budget=given.overhead, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
         without=given.without, store_args=given.store_args,
@@ -172,3 +165,16 @@ def prepare(given: RunOptions) -> Callable[[], int]:
         return code
 
     return start
+
+
+def _check(given: RunOptions) -> None:
+    from ..errors import UsageError
+
+    if given.module is None and not given.target:
+        raise UsageError("give the script to run: stayfinite run train.py [ARGS]...")
+    if given.run_dir is not None and given.run_dir.is_file():
+        raise UsageError(
+            f"--run-dir {given.run_dir} is a file; give a folder, which need not exist yet"
+        )
+    if not 0 < given.overhead <= 1:
+        raise UsageError(f"`--overhead` must be above 0 and at most 1, got {given.overhead}")
