@@ -19,6 +19,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .scripted import stand_in, stand_out
 from .warning_frames import skipped_by_warnings
 
 __all__ = [
@@ -158,6 +159,7 @@ class _Patch:
     def install(self) -> None:
         for members in self._members:
             members.add(self.installed)
+        stand_in(self.installed, self.attribute.raw)
         setattr(self.attribute.owner, self.attribute.name, self.installed)
 
     def remove(self) -> None:
@@ -166,6 +168,7 @@ class _Patch:
             self.attribute.put_back()
         for members in self._members:
             members.discard(self.installed)
+        stand_out(self.installed)
 
     def is_on_top(self) -> bool:
         return self.attribute.current() is self.installed

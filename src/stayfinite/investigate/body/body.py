@@ -177,7 +177,9 @@ class Body:
         Then this has happened, though the step was skipped. Counters, logs and collected results do not count.
         """
         environment = home_environment(self.scene)
-        following = build_units(self.home.following, environment, self.functions.judge)
+        following = build_units(
+            self.home.following, environment, self.functions.judge, is_over=True
+        )
         units = [*flat(self.units), *flat(following)]
         bound = {p[0] for u in units for p in u.access.binds if len(p) == 1}
         fed = {n.id for f in self.feeds for n in ast.walk(f.target) if isinstance(n, ast.Name)}
@@ -196,10 +198,15 @@ class Body:
     def is_exchanging(self) -> bool:
         """Whether a statement after the backward communicates with other processes, so that it is not run again."""
         environment = home_environment(self.scene)
-        following = build_units(self.home.following, environment, self.functions.judge)
+        following = build_units(
+            self.home.following, environment, self.functions.judge, is_over=True
+        )
         units = [*flat(self.units), *flat(following)]
         first = next((i for i, u in enumerate(units) if u.access.is_backward), len(units))
-        return any("torch.distributed" in (u.access.outside or "") for u in units[first:])
+        return any(
+            u.access.is_exchanging or "torch.distributed" in (u.access.outside or "")
+            for u in units[first:]
+        )
 
     @functools.cached_property
     def is_of_one_iteration(self) -> bool:
@@ -210,7 +217,9 @@ class Body:
         if plan.is_taking:
             return True
         environment = home_environment(self.scene)
-        following = build_units(self.home.following, environment, self.functions.judge)
+        following = build_units(
+            self.home.following, environment, self.functions.judge, is_over=True
+        )
         written = {p for u in (*flat(self.units), *flat(following)) for p in u.access.writes}
         loops = [
             h.node for h in homes_of(self.scene) if isinstance(h.node, (ast.For, ast.AsyncFor))
@@ -287,7 +296,7 @@ class Body:
     @functools.cached_property
     def _following(self) -> tuple[types.CodeType, list[str]] | None:
         environment = home_environment(self.scene)
-        units = build_units(self.home.following, environment, self.functions.judge)
+        units = build_units(self.home.following, environment, self.functions.judge, is_over=True)
         cut = Cut(units, Rules(is_call=True))
         cut.solve(lambda u: u.access.is_training and not u.blocks and not u.access.is_backward)
         statements = rebuild(units, cut, lambda u: u in cut.kept, lambda u: None)

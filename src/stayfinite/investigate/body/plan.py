@@ -21,9 +21,9 @@ from .scene import Scene
 from .source import function_source, names_of
 from .summary import Functions
 from .units import Unit, build_units, flat
-from .values import Env, Path, attribute_of, known
+from .values import UNKNOWN, Env, Path, Value, attribute_of, known
 
-__all__ = ["Plan", "home_environment", "is_scalar"]
+__all__ = ["Plan", "home_environment", "is_scalar", "object_at"]
 
 _TAKEN = "__stayfinite_taken__"
 
@@ -85,7 +85,9 @@ class Plan:
         units = list(flat(self._body.units))
         if not units or self._body.wanted or self._scene.has_left_early:
             return 0
-        following = build_units(self._body.home.following, env, self._body.functions.judge)
+        following = build_units(
+            self._body.home.following, env, self._body.functions.judge, is_over=True
+        )
         ahead = [u for u in (units[-1], *flat(following)) if u.access.is_step]
         current = ahead[0].access.optimizers if ahead else ()
         start = 0
@@ -271,6 +273,19 @@ def home_environment(scene: Scene) -> Env:
     values = {n: known(v) for n, v in scene.variables.items()}
     arguments = scene.code.co_varnames[: scene.code.co_argcount]
     return Env(scene.module_globals, local, values, _cells(scene), arguments, is_home=True)
+
+
+def object_at(node: ast.expr, scene: Scene) -> Any:
+    """What `optimizer` or `self.optimizer` stands for; None where that is not known."""
+    return _value_at(node, scene).obj
+
+
+def _value_at(node: ast.expr, scene: Scene) -> Value:
+    if isinstance(node, ast.Name):
+        return home_environment(scene).lookup(node.id)
+    if isinstance(node, ast.Attribute):
+        return attribute_of(_value_at(node.value, scene), node.attr)
+    return UNKNOWN
 
 
 def _cells(scene: Scene) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ..replays.changed_source import ChangedSource, NotRunnable, functions_of, t
 from .batch_rows import rows_change
 from .clip_order import clip_order_change
 from .first_values import first_values_change
-from .layer_change import layer_change
+from .layer_change import layer_changes
 from .pipeline_change import pipeline_changes
 from .precision_change import precision_changes
 from .resume_change import resume_changes
@@ -147,13 +147,14 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     moved = clip_order_change(lab) if cause in ("lr_divergence", "exploding_gradient") else None
     if moved is not None:
         yield moved
+    if cause == "zero_denominator":
+        yield from layer_changes(lab, e)
+        return
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)
     elif cause == "bad_initialization":
         found = first_values_change(lab, e)
-    elif cause == "zero_denominator":
-        found = layer_change(lab, e)
     else:
         found = loss_change(lab, e)
     if found is not None:
@@ -230,7 +231,8 @@ class _Search:
         elif setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
-            proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
+            dtype, room = self.evidence.dtype, setting.room
+            proof, result = yield from self.trial.prove(setting, dtype, room=room)
             proof = replace(proof, note=proof.note or setting.note)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":

@@ -66,6 +66,8 @@ class SettingChange:
     """Sources that compute the value, if it is searched: the first that holds is used."""
     note: str = ""
     """Notes about the proof."""
+    room: float = 0.0
+    """How much of a healthy loss it may change by its nature."""
     name = ""
 
     @property

@@ -107,7 +107,7 @@ def by_itself(
     result. If the state has run away, only training steps can show what helps, and those are made by all ranks.
     """
     ranks = investigation.engine.ranks
-    if not ranks.can_be_apart or any(ranks.gather(_has_run_away(investigation))):
+    if any(ranks.gather(_needs_all(investigation))):
         return _together(investigation, diagnose, incident)
     if investigation.leader == ranks.rank:
         try:
@@ -118,6 +118,17 @@ def by_itself(
             _warn(e)
             return _by_rules(diagnose(), incident)
     return incident
+
+
+def _needs_all(investigation: Investigation) -> bool:
+    """Whether this rank's part of the step cannot be computed without the others, or not change the training alone."""
+    trace = investigation.trace
+    return (
+        not investigation.engine.ranks.can_be_apart
+        or (isinstance(trace, RankTrace) and trace.is_exchanging)
+        or bool(investigation.engine.ranks.waiting)
+        or _has_run_away(investigation)
+    )
 
 
 def _has_run_away(investigation: Investigation) -> bool:
