@@ -31,13 +31,7 @@ __all__ = [
 
 _FLOAT8 = tuple(
     getattr(torch, name)
-    for name in (
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    )
+    for name in [f"float8_{kind}" for kind in "e4m3fn e5m2 e4m3fnuz e5m2fnuz e8m0fnu".split()]
     if hasattr(torch, name)
 )
 _ALWAYS_FINITE = tuple(

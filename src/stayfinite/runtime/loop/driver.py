@@ -154,9 +154,7 @@ class LoopDriver:
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.window_ends.after_backward_of_next(over)
-        window = self.tracker.window
-        if window is None:
-            window = self._open_loaderless()
+        window = self.window_now()
         if window.losses:
             self.tracker.drop_stale_losses(window)
         if loss.numel() == 1:
