@@ -15,12 +15,12 @@ from pathlib import Path
 __all__ = ["RunOptions", "prepare", "read"]
 
 _INVESTIGATE = "stayfinite.investigate.entry:investigate"
-"""Imported with the first bad step: most runs have none, and start sooner."""
+"""Imported at the first bad step, so that healthy runs start sooner."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `run`, and what each is where nobody gives it."""
+    """The options of `run`, with their defaults."""
 
     target: tuple[str, ...] = ()
     module: str | None = None
@@ -112,7 +112,7 @@ def read(args: list[str]) -> RunOptions | None:
 
 
 def prepare(given: RunOptions) -> Callable[[], int]:
-    """What runs the script and returns its exit code; raises UsageError for what is wrong.
+    """A function that runs the script and returns its exit code; raises UsageError for wrong options.
 
     A script that Control-C has ended raises KeyboardInterrupt there, so that the process ends as Python would.
     """
