@@ -31,7 +31,7 @@ __all__ = [
 
 _FLOAT8 = tuple(
     getattr(torch, name)
-    for name in [f"float8_{kind}" for kind in ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu"]]
+    for name in [f"float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")]
     if hasattr(torch, name)
 )
 _ALWAYS_FINITE = tuple(
