@@ -12,7 +12,18 @@ from ..words import here, line_fix, num, safe_fixes
 
 _BESSEL = ("i0", "i1", "special_i0", "special_i1")
 """Bessel functions grow as the exponential does."""
-_EXPS = ("exp", "expm1", "exp2", "sinh", "cosh", "special_expit", "softplus", "lgamma", "mish", *_BESSEL)
+_EXPS = (
+    "exp",
+    "expm1",
+    "exp2",
+    "sinh",
+    "cosh",
+    "special_expit",
+    "softplus",
+    "lgamma",
+    "mish",
+    *_BESSEL,
+)
 
 
 @rule("exp_overflow")

@@ -47,9 +47,7 @@ def translate(
         own = rest.pop(0)
         if isinstance(node.func, ast.Attribute) and not _is_called_itself(node.func, reader):
             given[own] = node.func.value
-        elif isinstance(node.func, ast.Attribute):
-            given[own] = node.func
-        elif isinstance(node.func, ast.Name):
+        elif isinstance(node.func, (ast.Attribute, ast.Name)):
             given[own] = node.func
     given.update(zip(rest, node.args))
     for source, target in (
