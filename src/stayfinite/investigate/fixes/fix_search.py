@@ -230,7 +230,7 @@ class _Search:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
             dtype, room = self.evidence.dtype, setting.room
-            proof, result = yield from self.trial.prove(setting, dtype, room=room)
+            proof, result = yield from self.trial.prove(setting, dtype, is_exact=room > 0, room=room)
             proof = replace(proof, note=proof.note or setting.note)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
