@@ -49,9 +49,7 @@ SUM_NOTE = (
     "the ranks overflowed"
 )
 
-NOT_COMPUTED_NOTE = (
-    "the ranks could not compute the step again to its end, so it is not known on which of them it began"
-)
+NOT_COMPUTED_NOTE = "the ranks could not compute the step again to its end, so it is not known on which of them it began"
 
 DIVERGED_NOTE = (
     "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "

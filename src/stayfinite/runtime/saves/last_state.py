@@ -47,7 +47,7 @@ def save_last_healthy(
 
 def _save_shards(state: TrainState, folder: Path | None, step: int, ranks: Ranks) -> Path | None:
     """All ranks are here at the same time, and wait for each other no longer than after any failure."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     if not ranks.is_on:
         return None
@@ -59,7 +59,7 @@ def _save_shards(state: TrainState, folder: Path | None, step: int, ranks: Ranks
         if ranks.is_first:
             make_folder(path)
         with _limited_group(ranks.talk.seconds) as group:
-            unpatched(dcp.save)(_contents(state, step), checkpoint_id=path, process_group=group)
+            unpatched(save)(_contents(state, step), checkpoint_id=path, process_group=group)
     except Exception as error:  # the run ends with its own message, on every rank
         say(f"stayfinite (rank {ranks.rank}): the last healthy state could not be saved: {error}")
         return None
