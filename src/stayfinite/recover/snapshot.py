@@ -15,7 +15,7 @@ from ..private import make_folder
 from ..putting_back import put_back
 from .atomic import atomic_path
 
-__all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot"]
+__all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot", "has_disk_room"]
 
 SNAPSHOT_KIND = "stayfinite.snapshot"
 Capture = Callable[[], Callable[[], None]]
@@ -42,6 +42,22 @@ class Snapshot:
     def is_taken(self) -> bool:
         return self.tag >= 0
 
+    @property
+    def least_seconds(self) -> float:
+        """What one copy costs at least, whatever the clock says."""
+        return 0.0
+
+    def positions(self) -> dict[int, int]:
+        """The position of each tensor, by id."""
+        return {id(t): i for i, t in enumerate(self._live)}
+
+    def copy_of(self, position: int) -> Tensor | None:
+        """The copy of one tensor; None if it cannot be had on the tensor's own device without the others."""
+        if position >= len(self._kept):
+            return None
+        kept = self._kept[position]
+        return kept if kept.device == self._live[position].device else None
+
     @torch.no_grad()
     def take(
         self,
@@ -65,9 +81,13 @@ class Snapshot:
 
     def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         if len(tensors) != len(self._live) or any(a is not b for a, b in zip(tensors, self._live)):
+            old = {id(t): kept for t, kept in zip(self._live, self._kept)}
+            # New moments need memory of their own; what there is for the weights is used again.
+            self._kept = [_room_for(t, old.pop(id(t), None)) for t in tensors]
             self._live = list(tensors)
-            with torch._C.DisableTorchFunctionSubclass():
-                self._kept = [_room_for(t) for t in tensors]
+        for i, (kept, live) in enumerate(zip(self._kept, self._live)):
+            if kept.shape != live.shape:  # an observer's statistics begin empty, and are resized
+                self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:
@@ -131,17 +151,21 @@ class DiskSnapshot(Snapshot):
         super().drop()
         self.path.unlink(missing_ok=True)
 
-    @staticmethod
-    def has_room(folder: Path, num_bytes: int) -> bool:
-        """Whether the file system has room for two copies (the old and the new one) and some more."""
-        home = folder
-        while not home.exists() and home != home.parent:
-            home = home.parent
-        return shutil.disk_usage(home).free > 3 * num_bytes
+
+def has_disk_room(folder: Path, num_bytes: int) -> bool:
+    """Whether the file system has room for two copies (the old and the new one) and some more."""
+    home = folder
+    while not home.exists() and home != home.parent:
+        home = home.parent
+    return shutil.disk_usage(home).free > 3 * num_bytes
 
 
-def _room_for(t: Tensor) -> Tensor:
-    return room_on_host(t) if t.device.type not in ("cpu", "meta") else torch.empty_like(t)
+def _room_for(t: Tensor, old: Tensor | None = None) -> Tensor:
+    """Memory for a copy of this tensor, that of an older copy if it fits."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if old is not None and (old.shape, old.dtype, old.layout) == (t.shape, t.dtype, t.layout):
+            return old
+        return room_on_host(t) if t.device.type not in ("cpu", "meta") else torch.empty_like(t)
 
 
 def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
@@ -151,16 +175,22 @@ def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _copy_values(to: list[Tensor], source: list[Tensor]) -> None:
-    plain = [
-        (a, b)
-        for a, b in zip(to, source)
-        if type(b) in (Tensor, torch.nn.Parameter) and b.layout == torch.strided
-    ]
+    pairs = list(zip(to, source))
+    for a, b in pairs:
+        if a.shape != b.shape:
+            a.data = torch.empty_like(b, device=a.device)  # the same object with the shape it had
+    plain = [(a, b) for a, b in pairs if _is_fused(a, b)]
     if plain:
         torch._foreach_copy_([a.detach() for a, _ in plain], [b.detach() for _, b in plain])
     if len(plain) != len(to):
-        for a, b in zip(to, source):
-            if type(b) not in (Tensor, torch.nn.Parameter) or b.layout != torch.strided:
+        for a, b in pairs:
+            if not _is_fused(a, b):
                 a.copy_(
                     b.detach()
                 )  # not into a.detach(): of a sparse tensor, only the values would be replaced
+
+
+def _is_fused(a: Tensor, b: Tensor) -> bool:
+    """Whether the fused copy takes `b` to `a`."""
+    is_dense = type(b) in (Tensor, torch.nn.Parameter) and b.layout == torch.strided
+    return is_dense and not (a.is_conj() or b.is_conj())

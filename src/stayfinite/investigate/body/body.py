@@ -20,6 +20,7 @@ from .copies import Copier
 from .cut import Cut, Rules, rebuild, touches
 from .feeds import feeds_of
 from .home import Home, homes_of
+from .own_code import STEPPED
 from .plan import Plan, home_environment, is_scalar
 from .scene import Scene
 from .summary import Functions
@@ -170,16 +171,6 @@ class Body:
         return self._plans[key]
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """Variables whose current value is used, because what computed it cannot be repeated."""
-        return self.plan().taken
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Statements that are not run."""
-        return self.plan().left_out
-
-    @property
     def has_effects(self) -> bool:
         """Whether an iteration changes something that later ones compute with: a replay buffer, an environment.
 
@@ -288,16 +279,18 @@ class Body:
             return
         code, arguments = found
         copier = Copier(self.functions.code_for, self.functions.judge.is_training_object)
+        namespace.update(_stepped(namespace, copier))
         if not self.scene.is_function:
-            with copier.with_own_code([namespace.get(n) for n in code.co_names]):
+            with copier.with_own_code():
                 exec(code, namespace)
             return
         space = dict(self.scene.module_globals)
+        space.update(_stepped({n: space.get(n) for n in code.co_names}, copier))
         local = self.scene.local_variables
         closure = tuple(types.CellType(local[n]) for n in code.co_freevars)
         function = types.FunctionType(code, space, code.co_name, None, closure)
         values = [namespace.get(n) for n in arguments]
-        with copier.with_own_code([*values, *(space.get(n) for n in code.co_names)]):
+        with copier.with_own_code():
             function(*values)
 
     @functools.cached_property
@@ -386,3 +379,8 @@ def _shares_objects(batch: Any, variables: dict[str, Any]) -> bool:
         elif isinstance(value, dict):
             todo += value.values()
     return False
+
+
+def _stepped(variables: dict[str, Any], copier: Copier) -> dict[str, Any]:
+    """The optimizers and schedulers among these, as a replay uses them."""
+    return {n: copier.copy(v) for n, v in variables.items() if isinstance(v, STEPPED)}

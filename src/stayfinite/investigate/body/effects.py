@@ -23,6 +23,7 @@ __all__ = [
     "exchange",
     "file_kind_of",
     "holds_user_code",
+    "home_of",
     "is_generator",
     "note_change",
     "note_draws",
@@ -101,6 +102,12 @@ def holds_user_code(cells: Iterable[types.CellType]) -> bool:
             if code_kind(cell.cell_contents) == "user":
                 return True
     return False
+
+
+def home_of(member: Any) -> str:
+    """The module of a function of a class; for one that is written in C, that of the class."""
+    owner = getattr(member, "__objclass__", None)
+    return str(getattr(member if owner is None else owner, "__module__", None) or "builtins")
 
 
 def class_member(kind: type, name: str) -> Any:

@@ -58,7 +58,7 @@ DIVERGED_NOTE = (
 
 JOINING_NOTE = "inside `with model.join():` a rank that has run out of batches cannot take part in a replay, so no earlier step was run again"
 FROM_ANOTHER = (
-    "this rank's own values were finite: the bad gradient came from another rank, which tells more (inside "
+    "this rank's own values were finite: the bad gradient came from another rank, which shows more (inside "
     "`with model.join():` each rank looks into it by itself)"
 )
 

@@ -34,7 +34,7 @@ from .groups import (
     wrappers_there_are,
 )
 from .meetings import NOT_DUE, Agreed, DeepCheckVote
-from .records import RankFailure, Settled, is_answered_alike, most_telling_first
+from .records import RankFailure, Settled, is_answered_alike, most_informative_first
 from .side_groups import SideGroupError
 from .summary import RankSummary
 from .talk import RankTalk
@@ -384,7 +384,7 @@ class Ranks:
         if failure is not None:
             rank = failure.rank if isinstance(failure, RankFailure) else self.rank
             own = (failure.symptom, failure.step, failure.name, failure.value, rank)
-        return most_telling_first(self.gather(own))
+        return most_informative_first(self.gather(own))
 
     def _device(self, wanted: torch.device) -> torch.device:
         """A device that the backend of the group can communicate from."""

@@ -1,0 +1,181 @@
+"""A snapshot in a file without a name, for states that would take a large part of the training's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .snapshot import Snapshot, has_disk_room
+
+__all__ = ["ScratchSnapshot"]
+
+_STAGE_BYTES = 1 << 22
+_MOST_AT_ONCE = 1 << 28
+_BYTES_PER_SECOND = 2e8
+"""A snapshot is charged to the budget as if the disk were no faster, which bounds what is written in the long run."""
+
+
+class ScratchSnapshot(Snapshot):
+    """The same with the values in a temporary file, which the system deletes with the process however it ends.
+
+    The file is overwritten in place, and neither direction needs memory for more than one tensor. Values that are no plain
+    memory (sparse, quantized, a class of their own) stay in memory, and all of them do once the disk is full or in a
+    process that was forked, which must not write into its parent's file.
+
+    >>> weight = torch.ones(3)
+    >>> kept = ScratchSnapshot(Path(tempfile.gettempdir()))
+    >>> kept.take(0, [weight], [], [])
+    >>> _ = weight.zero_()
+    >>> kept.restore()
+    >>> weight
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115
+        # Closed without the warning that Python has for a file that is only forgotten.
+        self._close = weakref.finalize(self, self._file.close)
+        self._places: dict[int, int] = {}
+        """The offset in the file of each tensor, by its position."""
+        self.size = 0
+        """Its length in bytes."""
+        self._owner = os.getpid()
+        self._others = Snapshot()
+        """The values that stay in memory."""
+        self._is_full = False
+
+    @staticmethod
+    def in_one_of(folders: Sequence[Path | None], num_bytes: int) -> ScratchSnapshot | None:
+        """In the first folder with room; None without one."""
+        for folder in folders:
+            try:
+                if folder is not None and has_disk_room(folder, num_bytes):
+                    return ScratchSnapshot(folder)
+            except OSError:
+                continue
+        return None
+
+    @property
+    def is_taken(self) -> bool:
+        """Not in a forked process before its own first copy: the file is its parent's, which goes on writing."""
+        return super().is_taken and (self._is_full or self._owner == os.getpid())
+
+    @property
+    def least_seconds(self) -> float:
+        return self.size / _BYTES_PER_SECOND
+
+    def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
+        self.tag = -1  # what is overwritten half-way must not be restored
+        self._live = list(tensors)
+        if not self._is_full:
+            try:
+                if self._owner == os.getpid():
+                    self._write()
+                    return
+            except OSError:  # no room any more, or the disk has failed
+                pass
+            self._is_full = True
+            self._close()
+        self._places, self.size, self._live = {}, 0, []
+        super()._keep(tag, tensors, names)
+
+    def _write(self) -> None:
+        places, end = {}, 0
+        for i, t in enumerate(self._live):
+            if _is_plain(t):
+                places[i] = end
+                end += t.numel() * t.element_size()
+        if end > self.size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file.fileno(), 0, end)
+        self._places, self.size = places, end
+        self._others.take(0, [t for i, t in enumerate(self._live) if i not in places], [], [])
+        for i, offset in places.items():
+            self._file.seek(offset)
+            for part in _parts_on_host(self._live[i].detach()):
+                self._write_whole(part)
+
+    def _write_whole(self, part: Tensor) -> None:
+        room = _bytes_of(part)
+        done = 0
+        while done < len(room):
+            done += self._file.write(room[done : done + _MOST_AT_ONCE])
+
+    def _put_back(self) -> None:
+        if self._is_full:
+            super()._put_back()
+            return
+        self._others.restore()
+        for i in self._places:
+            live = self._live[i].detach()
+            if live.is_contiguous():
+                self._read(i, live.view(-1))
+            else:
+                live.copy_(self._read(i).view(live.shape))
+
+    def copy_of(self, position: int) -> Tensor | None:
+        if self._is_full:
+            return super().copy_of(position)
+        if position not in self._places:
+            return None
+        live = self._live[position]
+        return self._read(position).view(live.shape).to(live.device)
+
+    def _read(self, position: int, into: Tensor | None = None) -> Tensor:
+        """Read one tensor, through a small buffer so that torch notices the write."""
+        live = self._live[position]
+        if into is None:
+            into = torch.empty(live.numel(), dtype=live.dtype, device="cpu")
+        self._file.seek(self._places[position])
+        most = _STAGE_BYTES // live.element_size()
+        stage = torch.empty(min(most, live.numel()), dtype=live.dtype, device="cpu")
+        for part in into.split(most) if live.numel() else ():
+            here = stage[: part.numel()]
+            self._read_whole(_bytes_of(here))
+            part.copy_(here)
+        return into
+
+    def _read_whole(self, room: memoryview) -> None:
+        done = 0
+        while done < len(room):
+            num = self._file.readinto(room[done:])
+            if not num:
+                raise OSError(f"a temporary file in {self.folder} was cut off")
+            done += num
+
+    def drop(self) -> None:
+        super().drop()
+        self._others.drop()
+        self._places, self.size = {}, 0
+        if not self._is_full and self._owner == os.getpid():
+            self._file.truncate(0)
+
+
+def _is_plain(t: Tensor) -> bool:
+    return (
+        type(t) in (Tensor, torch.nn.Parameter)
+        and t.layout == torch.strided
+        and t.device.type != "meta"
+        and not (t.is_quantized or t.is_conj() or t.is_neg())
+    )
+
+
+def _parts_on_host(t: Tensor) -> Iterator[Tensor]:
+    flat = t.contiguous().view(-1)
+    if flat.device.type == "cpu":
+        yield flat
+    elif flat.numel():
+        yield from (part.cpu() for part in flat.split(_STAGE_BYTES // t.element_size()))
+
+
+def _bytes_of(t: Tensor) -> memoryview:
+    num = t.numel() * t.element_size()
+    return memoryview((ctypes.c_char * num).from_address(t.data_ptr())).cast("B")
