@@ -105,7 +105,7 @@ def is_finite(tensor: Tensor) -> bool:
     >>> is_finite(torch.empty(0)) and is_finite(torch.tensor(3))
     True
     """
-    return not any(_part_badness(p) for p in dense_parts(tensor))
+    return all(math.isfinite(v) for p in dense_parts(tensor) for v in _extremes(p))
 
 
 def badness(tensor: Tensor) -> Badness:
@@ -118,11 +118,14 @@ def badness(tensor: Tensor) -> Badness:
     )
 
 
-def _part_badness(part: Tensor) -> Badness:
-    if part.dtype in _FLOAT8:
-        part = part.to(torch.float32)
+def _extremes(part: Tensor) -> tuple[float, float]:
     # aminmax propagates NaN and runs at memory speed, where isfinite().all() does not.
-    low, high = (v.item() for v in torch.aminmax(part))
+    low, high = torch.aminmax(part.to(torch.float32) if part.dtype in _FLOAT8 else part)
+    return low.item(), high.item()
+
+
+def _part_badness(part: Tensor) -> Badness:
+    low, high = _extremes(part)
     if math.isfinite(low) and math.isfinite(high):
         return Badness()
     if math.isnan(low) or math.isnan(high):
