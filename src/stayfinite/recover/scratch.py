@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .snapshot import Snapshot, has_disk_room
+from .snapshot import PART_LENGTH, Snapshot, has_disk_room
 
 __all__ = ["ScratchSnapshot"]
 
-_STAGE_BYTES = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _BYTES_PER_SECOND = 2e8
 """A snapshot is charged to the budget as if the disk were no faster, which bounds what is written in the long run."""
@@ -108,31 +107,32 @@ class ScratchSnapshot(Snapshot):
         for i in self._places:
             live = self._live[i].detach()
             if live.is_contiguous():
-                self._read(i, live.view(-1))
+                self._fill(i, live.view(-1))
             else:
-                live.copy_(self._read(i).view(live.shape))
+                flat = torch.empty(live.numel(), dtype=live.dtype, device="cpu")
+                live.copy_(self._fill(i, flat).view(live.shape))
 
-    def copy_of(self, position: int) -> Tensor | None:
+    def _kept_parts(self, position: int) -> Iterator[Tensor] | None:
         if self._is_full:
-            return super().copy_of(position)
-        if position not in self._places:
-            return None
-        live = self._live[position]
-        return self._read(position).view(live.shape).to(live.device)
+            return super()._kept_parts(position)
+        is_here = position in self._places and self._live[position].device.type == "cpu"
+        return self._parts(position) if is_here else None
 
-    def _read(self, position: int, into: Tensor | None = None) -> Tensor:
-        """Read one tensor, through a small buffer so that torch notices the write."""
+    def _parts(self, position: int) -> Iterator[Tensor]:
+        """The values of one tensor in small parts, each in the same memory as the last."""
         live = self._live[position]
-        if into is None:
-            into = torch.empty(live.numel(), dtype=live.dtype, device="cpu")
         self._file.seek(self._places[position])
-        most = _STAGE_BYTES // live.element_size()
-        stage = torch.empty(min(most, live.numel()), dtype=live.dtype, device="cpu")
-        for part in into.split(most) if live.numel() else ():
-            here = stage[: part.numel()]
-            self._read_whole(_bytes_of(here))
-            part.copy_(here)
-        return into
+        stage = torch.empty(min(PART_LENGTH, live.numel()), dtype=live.dtype, device="cpu")
+        for at in range(0, live.numel(), PART_LENGTH):
+            part = stage[: min(PART_LENGTH, live.numel() - at)]
+            self._read_whole(_bytes_of(part))
+            yield part
+
+    def _fill(self, position: int, flat: Tensor) -> Tensor:
+        """Copied from a small buffer, so that torch notices the write."""
+        for to, part in zip(flat.split(PART_LENGTH), self._parts(position)):
+            to.copy_(part)
+        return flat
 
     def _read_whole(self, room: memoryview) -> None:
         done = 0
@@ -164,7 +164,7 @@ def _parts_on_host(t: Tensor) -> Iterator[Tensor]:
     if flat.device.type == "cpu":
         yield flat
     elif flat.numel():
-        yield from (part.cpu() for part in flat.split(_STAGE_BYTES // t.element_size()))
+        yield from (part.cpu() for part in flat.split(PART_LENGTH))
 
 
 def _bytes_of(t: Tensor) -> memoryview:
