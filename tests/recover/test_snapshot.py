@@ -222,3 +222,26 @@ def test_a_snapshot_that_is_large_for_its_process_goes_to_a_file(
     copy.restore()
     assert torch.equal(model.weight, before)
     assert isinstance(copy._kept, ScratchSnapshot) == is_in_file
+
+
+def test_a_forked_process_leaves_the_file_of_its_parent_alone(tmp_path):
+    kept, x = ScratchSnapshot(tmp_path), torch.ones(3)
+    kept.take(0, [x], [], [])
+
+    def child():
+        assert not kept.is_taken, "the parent may overwrite it at any time"
+        kept.take(1, [torch.zeros(3)], [], [])
+        assert kept.is_taken
+        kept.drop()
+
+    child_id = os.fork()
+    if child_id == 0:
+        try:
+            child()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child_id, 0)[1] == 0
+    x.zero_()
+    kept.restore()
+    assert x.tolist() == [1.0] * 3

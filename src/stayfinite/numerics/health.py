@@ -120,11 +120,16 @@ def badness(tensor: Tensor) -> Badness:
 
 def _extremes(part: Tensor) -> tuple[float, float]:
     # aminmax propagates NaN and runs at memory speed, where isfinite().all() does not.
-    low, high = torch.aminmax(part.to(torch.float32) if part.dtype in _FLOAT8 else part)
+    low, high = torch.aminmax(_wide(part))
     return low.item(), high.item()
 
 
+def _wide(part: Tensor) -> Tensor:
+    return part.to(torch.float32) if part.dtype in _FLOAT8 else part
+
+
 def _part_badness(part: Tensor) -> Badness:
+    part = _wide(part)
     low, high = _extremes(part)
     if math.isfinite(low) and math.isfinite(high):
         return Badness()
@@ -148,8 +153,7 @@ def magnitudes(tensors: Sequence[Tensor]) -> list[Tensor]:
     found: list[Tensor | None] = [None] * len(tensors)
     others = []
     for i, t in enumerate(tensors):
-        t = t.detach()
-        t = t.to(torch.float32) if t.dtype in _FLOAT8 else t
+        t = _wide(t.detach())
         if t.device.type == "cpu" and t.numel() > _MANY:
             low, high = torch.aminmax(t)
             found[i] = torch.maximum(high, -low)

@@ -39,16 +39,20 @@ class ScratchSnapshot(Snapshot):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115
-        # Closed without the warning that Python has for a file that is only forgotten.
-        self._close = weakref.finalize(self, self._file.close)
+        self._open()
         self._places: dict[int, int] = {}
         """The offset in the file of each tensor, by its position."""
-        self.size = 0
-        """Its length in bytes."""
         self._others = Snapshot()
         """The values that stay in memory."""
         self._is_full = False
+
+    def _open(self) -> None:
+        self._owner = os.getpid()
+        self._file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
+        # Closed without the warning that Python has for a file that is only forgotten.
+        self._close = weakref.finalize(self, self._file.close)
+        self.size = 0
+        """Its length in bytes."""
 
     @staticmethod
     def in_one_of(folders: Sequence[Path | None], num_bytes: int) -> ScratchSnapshot | None:
@@ -65,11 +69,18 @@ class ScratchSnapshot(Snapshot):
     def least_seconds(self) -> float:
         return self.size / _BYTES_PER_SECOND
 
+    @property
+    def is_taken(self) -> bool:
+        """Not in a forked process, whose file is its parent's."""
+        return super().is_taken and (self._is_full or self._owner == os.getpid())
+
     def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         self.tag = -1  # what is overwritten half-way must not be restored
         self._live = list(tensors)
         if not self._is_full:
             try:
+                if self._owner != os.getpid():
+                    self._open()
                 self._write()
                 return
             except OSError:  # no room any more, or the disk has failed
@@ -112,14 +123,16 @@ class ScratchSnapshot(Snapshot):
                 flat = torch.empty(live.numel(), dtype=live.dtype, device="cpu")
                 live.copy_(self._fill(i, flat).view(live.shape))
 
-    def _kept_parts(self, position: int) -> Iterator[Tensor] | None:
+    def _is_at_hand(self, position: int) -> bool:
         if self._is_full:
-            return super()._kept_parts(position)
-        is_here = position in self._places and self._live[position].device.type == "cpu"
-        return self._parts(position) if is_here else None
+            return super()._is_at_hand(position)
+        return position in self._places and self._live[position].device.type == "cpu"
 
-    def _parts(self, position: int) -> Iterator[Tensor]:
-        """The values of one tensor in small parts, each in the same memory as the last."""
+    def _kept_parts(self, position: int) -> Iterator[Tensor]:
+        """Each part is in the same memory as the last one."""
+        if self._is_full:
+            yield from super()._kept_parts(position)
+            return
         live = self._live[position]
         self._file.seek(self._places[position])
         stage = torch.empty(min(PART_LENGTH, live.numel()), dtype=live.dtype, device="cpu")
@@ -130,7 +143,7 @@ class ScratchSnapshot(Snapshot):
 
     def _fill(self, position: int, flat: Tensor) -> Tensor:
         """Copied from a small buffer, so that torch notices the write."""
-        for to, part in zip(flat.split(PART_LENGTH), self._parts(position)):
+        for to, part in zip(flat.split(PART_LENGTH), self._kept_parts(position)):
             to.copy_(part)
         return flat
 
@@ -146,7 +159,7 @@ class ScratchSnapshot(Snapshot):
         super().drop()
         self._others.drop()
         self._places, self.size = {}, 0
-        if not self._is_full:
+        if not self._is_full and self._owner == os.getpid():
             self._file.truncate(0)
 
 

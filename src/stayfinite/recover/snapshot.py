@@ -56,22 +56,22 @@ class Snapshot:
     def change_of(self, position: int) -> Tensor | None:
         """The norm of a tensor's change since the copy, computed in parts; None if that takes a transfer to its device."""
         live = self._live[position]
-        kept = self._kept_parts(position)
-        if kept is None:
+        if not self._is_at_hand(position):
             return None
         # A difference of the whole tensor would need memory for it.
-        pairs = zip(live.detach().reshape(-1).split(PART_LENGTH), kept)
+        parts = live.detach().reshape(-1).split(PART_LENGTH)
+        pairs = zip(parts, self._kept_parts(position))
         norms = [torch.linalg.vector_norm((a - b).float()) for a, b in pairs]
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else live.new_zeros(())
 
-    def _kept_parts(self, position: int) -> Iterator[Tensor] | None:
+    def _is_at_hand(self, position: int) -> bool:
+        kept = self._kept[position : position + 1]
+        return bool(kept) and kept[0].device == self._live[position].device
+
+    def _kept_parts(self, position: int) -> Iterator[Tensor]:
         """The copy of a tensor, flat and in parts of `PART_LENGTH`."""
-        if position >= len(self._kept):
-            return None
         kept = self._kept[position]
-        if kept.device != self._live[position].device:
-            return None
-        return iter(kept.reshape(-1).split(PART_LENGTH))
+        yield from kept.reshape(-1).split(PART_LENGTH)
 
     @torch.no_grad()
     def take(
