@@ -109,9 +109,9 @@ def test_a_policy_that_only_skips_has_the_learning_rate_searched_once(crew):
 
 def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
     run = crew("disturbed", module="troubles", kind="fsdp", late_at=2, rank_seconds=1.0)
-    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
-    assert [len(t) for t in told] == [1, 1]
-    assert {t[0].action.kind for t in told} == {"skipped"}
+    reported = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [len(t) for t in reported] == [1, 1]
+    assert {t[0].action.kind for t in reported} == {"skipped"}
     assert any("did not answer within 1 s" in t for t in run.ranks[1]["incidents"]), run.ranks[1]
     assert run.state == crew("plain", kind="fsdp", without=[training.AT]).state
 

@@ -89,10 +89,10 @@ def _missing(number: int | None, error: Exception):
     def talk(name):
         def said(self, *args):
             seen["count"] += 1
-            told = originals[name](self, *args)
+            reported = originals[name](self, *args)
             if seen["count"] == number:
                 raise error
-            return told
+            return reported
 
         return said
 
@@ -129,10 +129,10 @@ def unused(rank: int, job: dict) -> dict:
         optimizer.zero_grad()
         training.loss_of(lambda x, i=i: model(x, i % 3), batch).backward()
         optimizer.step()
-    told = [i.to_json() for i in guard.incidents] if guard else []
+    reported = [i.to_json() for i in guard.incidents] if guard else []
     if guard:
         guard.close()
-    return {"incidents": told, "state": training.state_of(model, optimizer)}
+    return {"incidents": reported, "state": training.state_of(model, optimizer)}
 
 
 def one_watched(rank: int, job: dict) -> dict:
@@ -177,8 +177,8 @@ def broken_backward(rank: int, job: dict) -> dict:
     for batch in training.batches(rank, "loss"):
         guard.step(training.loss_of, batch)
     guard.close()
-    told = [i.to_json() for i in guard.incidents]
-    return {"incidents": told, "state": training.state_of(model, optimizer)}
+    reported = [i.to_json() for i in guard.incidents]
+    return {"incidents": reported, "state": training.state_of(model, optimizer)}
 
 
 def slow_data(rank: int, job: dict) -> dict:

@@ -1,5 +1,7 @@
 """Everything comes back exactly, whatever happened in between."""
 
+import copy
+import math
 import os
 
 import pytest
@@ -180,6 +182,23 @@ def test_with_a_full_disk_the_values_stay_in_memory(tmp_path, monkeypatch):
     assert kept.change_of(0) == 0
 
 
+def test_a_forked_process_leaves_the_file_to_its_parent(tmp_path, monkeypatch):
+    kept, x = ScratchSnapshot(tmp_path), torch.ones(3)
+    kept.take(0, [x], [], [])
+    with monkeypatch.context() as in_the_child:
+        in_the_child.setattr("os.getpid", lambda: -1)
+        assert not kept.is_taken
+        child = copy.copy(kept)
+        child._close = lambda: None
+        x.fill_(5)
+        child.take(1, [x], [], [])
+        x.zero_()
+        child.restore()
+        assert (child.is_taken, x.tolist()) == (True, [5.0] * 3)
+    kept.restore()
+    assert x.tolist() == [1.0] * 3
+
+
 def test_a_copy_that_was_interrupted_is_not_restored(tmp_path, monkeypatch):
     kept, x = ScratchSnapshot(tmp_path), torch.ones(3)
     kept.take(0, [x], [], [])
@@ -224,24 +243,17 @@ def test_a_snapshot_that_is_large_for_its_process_goes_to_a_file(
     assert isinstance(copy._kept, ScratchSnapshot) == is_in_file
 
 
-def test_a_forked_process_leaves_the_file_of_its_parent_alone(tmp_path):
-    kept, x = ScratchSnapshot(tmp_path), torch.ones(3)
-    kept.take(0, [x], [], [])
-
-    def child():
-        assert not kept.is_taken, "the parent may overwrite it at any time"
-        kept.take(1, [torch.zeros(3)], [], [])
-        assert kept.is_taken
-        kept.drop()
-
-    child_id = os.fork()
-    if child_id == 0:
-        try:
-            child()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child_id, 0)[1] == 0
-    x.zero_()
-    kept.restore()
-    assert x.tolist() == [1.0] * 3
+def test_a_tensor_that_was_resized_gets_its_shape_back(snapshot):
+    observed, other = torch.zeros(0), torch.ones(2)
+    snapshot.take(0, [observed, other], [], [])
+    observed.resize_(3).fill_(math.nan)
+    assert snapshot.change_of(0) is None
+    other.fill_(5)
+    snapshot.restore()
+    assert observed.shape == (0,)
+    assert other.tolist() == [1, 1]
+    observed.resize_(3).fill_(2)
+    snapshot.take(1, [observed, other], [], [])
+    observed.fill_(math.nan)
+    snapshot.restore()
+    assert observed.tolist() == [2, 2, 2]

@@ -70,7 +70,7 @@ def lint_command(
         settings = read_settings(_project(paths), _codes(select), _codes(ignore), pedantic)
         report = lint_paths(paths, settings, jobs=jobs, fix=fix, diff=diff)
         typer.echo(FORMATS[form](report), nl=False)
-        _tell(report, form)
+        _print(report, form)
         raise typer.Exit(_exit_code(report, paths))
 
 
@@ -84,7 +84,7 @@ def _codes(given: list[str] | None) -> list[str]:
     return [code.strip() for text in given or [] for code in text.split(",") if code.strip()]
 
 
-def _tell(report: Report, form: str) -> None:
+def _print(report: Report, form: str) -> None:
     """What is for people goes to stderr: stdout is the format's alone."""
     from ..lint.render import summary
 

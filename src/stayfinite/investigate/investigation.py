@@ -93,12 +93,9 @@ class Investigation:
         vehicle: Vehicle = wanted.vehicle or self.vehicle
         return vehicle.run(wanted)
 
-    def trace_replay(
-        self, is_unscaled: bool = False, with_step: bool = False, window: Window | None = None
-    ) -> Replay:
+    def trace_replay(self, is_unscaled: bool = False, with_step: bool = False) -> Replay:
         """A replay of this window under the operator trace."""
-        window = window or self.window
-        ranks = self.engine.ranks
+        window, ranks = self.window, self.engine.ranks
         sources = [*_batch_sources(window), *self.state.sources()]
         known = {id(s.tensor) for s in sources}
         given = [s for s in self.vehicle.data() if id(s[1]) not in known]

@@ -18,19 +18,18 @@ from torch import Tensor
 from ..devices import widest
 from ..records import TensorStats
 
-__all__ = ["Badness", "FiniteFlag", "badness", "dense_parts", "is_finite", "magnitudes", "stats"]
+__all__ = [
+    "Badness",
+    "FiniteFlag",
+    "badness",
+    "dense_parts",
+    "is_finite",
+    "magnitudes",
+    "numbers_of",
+    "stats",
+]
 
-_FLOAT8 = tuple(
-    getattr(torch, name)
-    for name in (
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-)
+_FLOAT8 = tuple(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
 _ALWAYS_FINITE = tuple(
     getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name)
 )
@@ -80,6 +79,19 @@ def dense_parts(tensor: Tensor) -> list[Tensor]:
             tensor = tensor.conj()
         tensor = torch.view_as_real(tensor)
     return [tensor] if tensor.numel() else []
+
+
+def numbers_of(scalars: list[Tensor]) -> list[float]:
+    """The values of tensors with one element, in one transfer; those of a class that only wraps others one by one.
+
+    >>> numbers_of([torch.tensor(1.0), torch.tensor(2.0)])
+    [1.0, 2.0]
+    """
+    stacked = torch.stack(scalars)
+    if type(stacked) is Tensor:
+        values: list[float] = stacked.tolist()
+        return values
+    return [float(t.item()) for t in scalars]
 
 
 def _sparse_values(tensor: Tensor) -> list[Tensor]:
@@ -352,7 +364,7 @@ def _histogram(
 
 
 def _integer_range(tensor: Tensor) -> dict[str, Any]:
-    """Integers and bools are always finite; their range still tells (labels, indices)."""
+    """Integers and bools are always finite; their range still matters (labels, indices)."""
     plain = tensor.detach()
     if plain.layout != torch.strided or plain.is_quantized or plain.numel() == 0:
         return {}

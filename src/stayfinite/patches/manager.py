@@ -18,6 +18,7 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .scripted import stand_in, stand_out
 from .warning_frames import skipped_by_warnings
 
 __all__ = [
@@ -54,7 +55,6 @@ class Row:
     name: str
     reason: str
     switch: str
-    num_subscribers: int
     state: str
     """"active", or "under another patch" if other code has replaced the attribute after us."""
 
@@ -156,6 +156,7 @@ class _Patch:
     def install(self) -> None:
         for members in self._members:
             members.add(self.installed)
+        stand_in(self.installed, self.attribute.raw)
         setattr(self.attribute.owner, self.attribute.name, self.installed)
 
     def remove(self) -> None:
@@ -164,6 +165,7 @@ class _Patch:
             self.attribute.put_back()
         for members in self._members:
             members.discard(self.installed)
+        stand_out(self.installed)
 
     def is_on_top(self) -> bool:
         return self.attribute.current() is self.installed
@@ -199,7 +201,6 @@ class _Patch:
             name=self.attribute.name,
             reason="; ".join(dict.fromkeys(t.reason for t in targets)),
             switch=", ".join(dict.fromkeys(t.switch for t in targets)),
-            num_subscribers=len(targets),
             state="active" if self.is_on_top() else "under another patch",
         )
 

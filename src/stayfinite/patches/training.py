@@ -33,6 +33,7 @@ from .compiled import skip_our_code
 from .grad_scaler import on_scale, on_step
 from .listeners import TrainingListener
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
+from .stand_in import original_of
 
 __all__ = ["TrainingPatches", "seeded"]
 
@@ -99,7 +100,9 @@ class TrainingPatches:
         me = _ident()
         if _is_compiling() or me in _stepping or listener.thread_id != me:
             return
-        if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
+        if not listener.firewall.call(listener.owns, original_of(optimizer)) or callable(
+            kwargs.get("closure")
+        ):
             return
         if self._under_way and _is_inner(optimizer):
             self._is_nested = True
@@ -305,7 +308,7 @@ def _whose(subscribers: Subscribers, optimizer: Any) -> TrainingListener | None:
         if listener.thread_id != me:
             listener.firewall.call(listener.on_step_elsewhere, optimizer)
             continue
-        if listener.firewall.call(listener.owns, optimizer):
+        if listener.firewall.call(listener.owns, original_of(optimizer)):
             if mine is None:
                 mine = listener
                 continue

@@ -40,8 +40,8 @@ class ScratchSnapshot(Snapshot):
         super().__init__()
         self.folder = folder
         self._open()
-        self._places: dict[int, int] = {}
-        """The offset in the file of each tensor, by its position."""
+        self._places: dict[int, tuple[int, torch.Size]] = {}
+        """The offset in the file and the shape of each tensor, by its position."""
         self._others = Snapshot()
         """The values that stay in memory."""
         self._is_full = False
@@ -93,13 +93,13 @@ class ScratchSnapshot(Snapshot):
         places, end = {}, 0
         for i, t in enumerate(self._live):
             if _is_plain(t):
-                places[i] = end
+                places[i] = end, t.shape
                 end += t.numel() * t.element_size()
         if end > self.size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file.fileno(), 0, end)
         self._places, self.size = places, end
         self._others.take(0, [t for i, t in enumerate(self._live) if i not in places], [], [])
-        for i, offset in places.items():
+        for i, (offset, _) in places.items():
             self._file.seek(offset)
             for part in _parts_on_host(self._live[i].detach()):
                 self._write_whole(part)
@@ -115,8 +115,10 @@ class ScratchSnapshot(Snapshot):
             super()._put_back()
             return
         self._others.restore()
-        for i in self._places:
+        for i, (_, shape) in self._places.items():
             live = self._live[i].detach()
+            if live.shape != shape:
+                self._live[i].data = live = torch.empty(shape, dtype=live.dtype, device=live.device)
             if live.is_contiguous():
                 self._fill(i, live.view(-1))
             else:
@@ -126,18 +128,21 @@ class ScratchSnapshot(Snapshot):
     def _is_at_hand(self, position: int) -> bool:
         if self._is_full:
             return super()._is_at_hand(position)
-        return position in self._places and self._live[position].device.type == "cpu"
+        live = self._live[position]
+        place = self._places.get(position)
+        return place is not None and place[1] == live.shape and live.device.type == "cpu"
 
     def _kept_parts(self, position: int) -> Iterator[Tensor]:
         """Each part is in the same memory as the last one."""
         if self._is_full:
             yield from super()._kept_parts(position)
             return
-        live = self._live[position]
-        self._file.seek(self._places[position])
-        stage = torch.empty(min(PART_LENGTH, live.numel()), dtype=live.dtype, device="cpu")
-        for at in range(0, live.numel(), PART_LENGTH):
-            part = stage[: min(PART_LENGTH, live.numel() - at)]
+        offset, shape = self._places[position]
+        self._file.seek(offset)
+        length, dtype = shape.numel(), self._live[position].dtype
+        stage = torch.empty(min(PART_LENGTH, length), dtype=dtype, device="cpu")
+        for at in range(0, length, PART_LENGTH):
+            part = stage[: min(PART_LENGTH, length - at)]
             self._read_whole(_bytes_of(part))
             yield part
 

@@ -65,8 +65,10 @@ class Snapshot:
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else live.new_zeros(())
 
     def _is_at_hand(self, position: int) -> bool:
-        kept = self._kept[position : position + 1]
-        return bool(kept) and kept[0].device == self._live[position].device
+        if position >= len(self._kept):
+            return False
+        kept, live = self._kept[position], self._live[position]
+        return kept.device == live.device and kept.shape == live.shape
 
     def _kept_parts(self, position: int) -> Iterator[Tensor]:
         """The copy of a tensor, flat and in parts of `PART_LENGTH`."""
@@ -100,6 +102,9 @@ class Snapshot:
             # New moments need memory of their own; what there is for the weights is used again.
             self._kept = [_room_for(t, old.pop(id(t), None)) for t in tensors]
             self._live = list(tensors)
+        for i, (kept, live) in enumerate(zip(self._kept, self._live)):
+            if kept.shape != live.shape:  # an observer's statistics begin empty, and are resized
+                self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:
@@ -188,6 +193,9 @@ def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
 
 def _copy_values(to: list[Tensor], source: list[Tensor]) -> None:
     pairs = list(zip(to, source))
+    for a, b in pairs:
+        if a.shape != b.shape:
+            a.data = torch.empty_like(b, device=a.device)  # the same object with the shape it had
     plain = [(a, b) for a, b in pairs if _is_fused(a, b)]
     if plain:
         torch._foreach_copy_([a.detach() for a, _ in plain], [b.detach() for _, b in plain])

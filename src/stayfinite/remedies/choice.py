@@ -32,7 +32,7 @@ _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "
         "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_HAND = ("softplus", "logaddexp", "sigmoid", "tanh")
 _EXP = ("log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", "softmax_later", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
-        "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
+        "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high", "bound_exp_both")  # fmt: skip
 _DIVISION = ("log_of_share", "sigmoid", "tanh", "softmax", "softmax_later", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
              "floor_definition", "floor_reciprocal", "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {

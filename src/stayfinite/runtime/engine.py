@@ -196,6 +196,7 @@ class Engine:
         recovery = self.recovery
         return (
             self.deep_checks.is_quiet
+            and not self.monitor.operators.is_due
             and self.replay is None
             and not self.has_world
             and not recovery.counts_steps
@@ -205,6 +206,7 @@ class Engine:
     def check_deeply_if_due(self, window: Window, is_followed: bool = False) -> Failure | None:
         """Run a deep check when the budget allows it."""
         checks = self.deep_checks
+        self.monitor.plan_look()
         if not checks.is_due():
             return None
         if is_followed and not self.ranks.is_together:
@@ -216,6 +218,7 @@ class Engine:
         """Investigate a bad step and apply the policy; raises where the run must end."""
         self.state.num_changes += 1
         self.ranks.summary.interrupt()
+        self.shared.unmark()
         with self.ranks.each_for_itself():
             verdict = self._investigate(self, window, failure)
             return (self.conclude(verdict) if verdict.incident else None), verdict
@@ -255,6 +258,7 @@ class Engine:
 
     def release_all(self) -> None:
         """Drop every reference to the training; nothing is run or checked any more."""
+        self.monitor.operators.close()
         self.ranks.forget()
         self.forget_windows()
         self.history.clear()

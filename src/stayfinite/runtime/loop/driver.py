@@ -75,12 +75,12 @@ class LoopDriver:
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
-    wants_gradients = False
+    wants_gradients = property(lambda self: self.loaderless.is_close and not self.is_internal)
     manual_updates: Any = None
     seed: Any = None
 
     def after_backward(self) -> None:
-        """Used only in trainings without a torch optimizer."""
+        self.loaderless.after_backward(self.tracker.window, sys._getframe(1))
 
     def before_window(self) -> None:
         """Called before a window opens; a driver that has to find the models does so now."""
@@ -154,12 +154,11 @@ class LoopDriver:
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.window_ends.after_backward_of_next(over)
-        window = self.tracker.window
-        if window is None:
-            window = self._open_loaderless()
+        window = self.window_now()
         if window.losses:
             self.tracker.drop_stale_losses(window)
         if loss.numel() == 1:
+            self.engine.monitor.look(window, loss)
             step = self.tracker.note_used(window)
             plain = loss.detach() if self.scaling.pair is None else self.scaling.unscaled(loss)
             window.losses.append((step, plain))

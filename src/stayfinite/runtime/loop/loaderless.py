@@ -14,7 +14,7 @@ from torch import Tensor
 from ...numerics.health import is_finite
 from ...patches.compiled import is_compiled
 from ..engine import Engine
-from ..frames import SavedFrame, save_frames
+from ..frames import save_frames
 from ..ranks.groups import has_world
 from ..window import Window
 from .batch_tracker import BatchTracker
@@ -33,8 +33,6 @@ class Loaderless:
         """The random state at the start of the next iteration."""
         self.is_close = False
         """Whether each backward is checked, because an accumulated step had bad gradients from an earlier one."""
-        self._last: tuple[Window, tuple[SavedFrame, ...]] | None = None
-        """The frames of the loop at its last backward, while each is checked."""
 
     @property
     def is_under_way(self) -> bool:
@@ -65,27 +63,28 @@ class Loaderless:
 
         Not with several ranks, whose frames differ: they use the step, which they share.
         """
-        is_asked = not window.saved_frames and loss.is_cpu and not has_world()
-        if is_asked and not is_finite(loss):
+        if self._may_save(window, loss) and not is_finite(loss):
             window.saved_frames = save_frames(frame)
-        elif is_asked and self.is_close:
-            self._check_last_backward(window, frame)
+
+    def after_backward(self, window: Window | None, frame: FrameType) -> None:
+        """Save them if the gradients are bad; kept from a good backward, they would keep all that the loop lets go of."""
+        loss = window.losses[-1][1] if window is not None and window.losses else None
+        if window is None or loss is None or not window.is_loaderless:
+            return
+        grads = (g for _, g in self._engine.state.grads())
+        if self._may_save(window, loss) and not all(is_finite(g) for g in grads):
+            window.saved_frames = save_frames(frame)
+
+    def _may_save(self, window: Window, loss: Tensor) -> bool:
+        return not window.saved_frames and loss.is_cpu and not has_world()
 
     def can_keep(self, loss: Tensor) -> bool:
         """Whether the graph can be retained for a replay; with a compiled one, the loop's backward would raise."""
         return not is_compiled(loss)
 
     def check_each_backward(self) -> None:
-        """Check the gradients at each backward from now on."""
-        self.is_close, self._last = True, None
-
-    def _check_last_backward(self, window: Window, frame: FrameType) -> None:
-        """Check the gradients of the previous backward."""
-        last, self._last = self._last, (window, save_frames(frame))
-        if last is None or last[0] is not window:
-            return
-        if not all(is_finite(g) for _, g in self._engine.state.grads()):
-            window.saved_frames, self._last = last[1], None
+        """Check the gradients after each backward from now on."""
+        self.is_close = True
 
     def same_iteration(self, optimizer: Any) -> None:
         """Note that the loop is still in the iteration in which this optimizer has stepped."""
@@ -97,7 +96,7 @@ class Loaderless:
 
     def after_step(self) -> None:
         """Prepare the next iteration, which has begun but is noticed only after its forward."""
-        self.rng, self._last = self._engine.open(), None
+        self.rng = self._engine.open()
 
     def begin_next(self) -> None:
         self.stepped.clear()

@@ -42,8 +42,9 @@ class ScriptDriver(LoopDriver):
         """Optimizers that another thread steps, to be released before the next window."""
 
     @property
-    def wants_gradients(self) -> bool:  # type: ignore[override]
-        return self.manual_updates is not None and not self.is_internal and not self.is_over
+    def wants_gradients(self) -> bool:
+        is_asked = self.manual_updates is not None or self.loaderless.is_close
+        return is_asked and not self.is_internal and not self.is_over
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
@@ -71,6 +72,8 @@ class ScriptDriver(LoopDriver):
         return super().before_backward(loss)
 
     def after_backward(self) -> None:
+        if self.loaderless.is_close:
+            super().after_backward()
         if self.manual_updates is not None:
             self.manual_updates.check_gradients()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class SharedCheck:
         """By optimizer id."""
         self.are_spaced = False
         """Whether there are steps without a synchronization."""
+        self._marks: list[Any] = []
+        """Hooks that make the gradients of one backward NaN; they are removed before the step."""
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether several ranks decide on this optimizer's step together."""
@@ -67,6 +70,7 @@ class SharedCheck:
     ) -> Failure | None:
         """Check losses, learning rates and gradients; after a scaler, which has reduced its own verdict, without gradients."""
         host = self._host
+        self.unmark()
         checked = [local(t).clone() for _, t in window.losses]
         if window.norm is not None and not is_scaled:
             checked.insert(0, window.norm.clone())
@@ -139,9 +143,11 @@ class SharedCheck:
     def seed(self, loss: Tensor) -> Tensor | None:
         """The start gradient for the backward of this loss, or None for 1.
 
-        It is NaN for a loss that is not finite, so that the gradients of all ranks show it.
+        It is NaN for a loss that is not finite, so that the gradients of all ranks show it. If the host knows the loss, so are
+        all gradients: those of a batch without a single valid target are 0, whatever the backward starts with.
         """
         ranks = self._host.ranks
+        self.unmark()
         if self._has_agreed_on_snapshots:  # there was a shared step
             ranks.summary.start_backward()
         is_heard = self.are_spaced and ranks.is_together and not ranks.is_joining()
@@ -149,7 +155,18 @@ class SharedCheck:
             return None
         if not loss.is_cpu:
             return loss.detach() * 0 + 1  # without a sync
-        return None if math.isfinite(loss.item()) else torch.full_like(loss.detach(), math.nan)
+        if math.isfinite(loss.item()):
+            return None
+        params = {
+            p for o in self._host.state.optimizers for g in o.param_groups for p in g["params"]
+        }
+        self._marks = [p.register_hook(_marked) for p in params if p.requires_grad]
+        return torch.full_like(loss.detach(), math.nan)
+
+    def unmark(self) -> None:
+        """Let gradients be what they are again."""
+        while self._marks:
+            self._marks.pop().remove()
 
     def check_alike(self, window: Window, optimizer: Optimizer) -> Failure | None:
         """Check a step inside `with model.join():` by the gradients alone.
@@ -202,6 +219,10 @@ class SharedCheck:
         return ranks.agree_on_bad(host.explain(window, []), window.step) or RankFailure(
             "gradient", window.step, rank=ranks.first
         )
+
+
+def _marked(gradient: Tensor) -> Tensor:
+    return gradient * math.nan
 
 
 def _has_shards(optimizer: Optimizer) -> bool:
