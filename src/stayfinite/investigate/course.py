@@ -18,14 +18,13 @@ from ..runtime.incidents import new_incident
 from ..runtime.recovery.carry_out import DEEP
 from ..runtime.saved_state import SmallStateCopy, StateCopy
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .describe import not_applied, scale_collapse, with_lint_note
+from .describe import not_applied, scale_collapse, spike_incident, with_lint_note
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .laboratory import Laboratory
 from .ranks.across_ranks import by_itself
 from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .replays.vehicles import Vehicle
-from .spikes import spike_incident
 from .time_travel import TravelResult, travel
 
 __all__ = ["course"]

@@ -26,8 +26,8 @@ from ..investigation import Investigation
 from .called_schedules import called_schedule
 from .gather import owner_of
 from .layer_lines import layer_line
-from .own_rate import own_rate
 from .own_schedules import by_counter, own_schedules
+from .own_update import own_rate
 from .script_files import imported_files, own_files, source_files
 from .setting_lines import (
     assigned_key,

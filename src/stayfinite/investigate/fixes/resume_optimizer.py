@@ -22,9 +22,13 @@ __all__ = ["with_optimizer"]
 
 
 def with_optimizer(
-    lab: Laboratory, source: Source, file: str, line: int, path: str | None
+    lab: Laboratory, source: Source, file: str, line: int, path: str | None, has_schedule: bool
 ) -> SettingChange | None:
-    """`optimizer.load_state_dict(saved["optimizer"])` after the existing restores."""
+    """`optimizer.load_state_dict(saved["optimizer"])` after the existing restores.
+
+    `has_schedule`: whether the script restores the schedule. If not, that is added: a schedule that begins anew would set
+    its own rate again.
+    """
     holder, (key, saved) = holder_of(source, line), saved_part(path, "param_groups")
     optimizer = next(iter(lab.state.optimizers), None)
     if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
@@ -39,18 +43,22 @@ def with_optimizer(
     if name is None or made > last:
         return None
     lines = [_restore(name, holder, key)]
-    schedule_key, schedule = saved_part(path, "last_epoch")
     scheduler = next(reversed(list(lab.state.schedulers)), None)
-    beside_it = _attribute(source, file, line, scheduler) if scheduler is not None else None
-    if beside_it is not None and schedule_key is not None:
-        lines.append(_restore(beside_it, holder, schedule_key))
-    also = " and the scheduler" if len(lines) > 1 else ""
+    schedule_key, schedule = saved_part(path, "last_epoch")
+    if scheduler is not None and schedule_key is not None and not has_schedule:
+        its_name, at = _made_as(source, file, line, scheduler)
+        its_name = its_name or _attribute(source, file, line, scheduler)
+        if its_name is None or at > last:
+            schedule = {}
+        else:
+            lines.append(_restore(its_name, holder, schedule_key))
+    what = "the optimizer as well" if len(lines) == 1 else "the optimizer and its schedule as well"
     change = change_of(source, file, lines_after(
-        source, last, lines, "restore_optimizer", f"restore the optimizer{also} as well",
+        source, last, lines, "restore_optimizer", f"restore {what}",
         "its moments and its learning rate belong to the weights that are restored",
     ))  # fmt: skip
     if change is not None:
-        change.at = _Restored(lab, optimizer, saved, schedule)
+        change.at = _Restored(lab, optimizer, saved, scheduler, schedule)
     return change
 
 
@@ -66,8 +74,8 @@ def _fits(optimizer: Optimizer, saved: dict[str, Any]) -> bool:
     )
 
 
-def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tuple[str | None, int]:
-    """The name of the optimizer in the function that restores, and the line."""
+def _made_as(source: Source, file: str, line: int, optimizer: Any) -> tuple[str | None, int]:
+    """The name of the optimizer or its schedule in the function that restores, and the line."""
     for where, number, _ in made_at(optimizer):
         statement = source.statement_at(number) if where == file else None
         is_here = statement is not None and source.function_at(number) is source.function_at(line)
@@ -123,15 +131,20 @@ class _Restored:
     """Moments of the file for the first step that is run, and from then on the rates that follow from it."""
 
     def __init__(
-        self, lab: Laboratory, optimizer: Optimizer, saved: dict[str, Any], schedule: dict[str, Any]
+        self,
+        lab: Laboratory,
+        optimizer: Optimizer,
+        saved: dict[str, Any],
+        scheduler: Any,
+        schedule: dict[str, Any],
     ) -> None:
+        """`schedule`: the saved state of the scheduler; empty if it goes on as it is."""
         self._optimizer = optimizer
         self._saved = saved
         self._is_loaded = False
         self._rates = [tuple(float(g["lr"]) for g in saved["param_groups"])]
-        scheduler = next(reversed(list(lab.state.schedulers)), None)
-        if scheduler is not None and schedule:
-            given = {**schedule, "_last_lr": list(self._rates[0])}
+        if scheduler is not None:
+            given = {**(schedule or scheduler.state_dict()), "_last_lr": list(self._rates[0])}
             found = rates_of(scheduler, given, lab.window.step + 8)
             self._rates = [(r,) * len(self._rates[0]) for r in found or ()] or self._rates
         moved = getattr(scheduler, "last_epoch", lab.window.step)

@@ -27,10 +27,11 @@ from ...remedies import (
     step_left_to_scaler,
     with_keyword,
 )
+from ..evidence.script_files import own_files
 from ..evidence.unscaled_steps import step_without_scaler
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
-from .setting_change import SettingChange, only_call, training_files
+from .setting_change import SettingChange, only_call
 from .where_set import Written, call_at, number_behind, numbers_called, source_of
 
 __all__ = ["is_fixed_scale", "scale_changes"]
@@ -79,7 +80,7 @@ def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
     """Whether gradients are computed in float16."""
     if e.dtype == "float16" or any(p.dtype == torch.float16 for _, p in lab.state.parameters()):
         return True
-    texts = [text_of_file(f) or "" for f in training_files(lab)]
+    texts = [text_of_file(f) or "" for f in own_files(lab.investigation)]
     return any("float16" in t.replace("bfloat16", "") or ".half(" in t for t in texts)
 
 
@@ -267,10 +268,8 @@ def _constant(
     """The number by which the loss is multiplied."""
     given = [number_behind(file, source, side, factor, ()) for side in _factors(source, line)]
     found = [where for where in given if where is not None]
-    if (
-        not found
-    ):  # it has come a long way: an option of the script, an argument of a class of another file
-        found = list(numbers_called("scale", factor, training_files(lab)))
+    if not found:  # perhaps an option of the script, or an argument of a class of another file
+        found = list(numbers_called("scale", factor, own_files(lab.investigation)))
     return found[0] if len(set(found)) == 1 else None
 
 

@@ -155,10 +155,10 @@ class Trial:
         is_one = birth is not None and birth.facts.get("num_reduced", 2.0) <= 1.0
         return is_one and birth is not None and birth.op.rpartition(".")[2] in _SPREAD
 
-    def spoils(
+    def healthy_effect(
         self, change: Change, dtype: str, limits_gradients: bool
     ) -> Generator[Replay, ReplayResult, str]:
-        """The effect on healthy steps, if it changes them; checked before others are tried on top of it."""
+        """A note if it changes healthy steps; checked before other changes are tried on top of it."""
         with computing_only():
             _, _, note = yield from self._compared(change, dtype, limits_gradients)
         return note
