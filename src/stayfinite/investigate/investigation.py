@@ -20,7 +20,7 @@ from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.held import HeldData
 from .describe import REBUILT, WENT_BACK, action_kind_of, event_of, not_applied, on_rank, phase_of
 from .evidence.own_counts import OwnCounts
-from .replays.rank_trace import SUM_NOTE, RankTrace, trace_for
+from .replays.rank_trace import NOT_COMPUTED_NOTE, SUM_NOTE, RankTrace, trace_for
 from .replays.tracing import module_names
 from .replays.vehicles import Vehicle
 
@@ -198,7 +198,8 @@ class Investigation:
     ) -> Incident:
         """The incident before its diagnosis."""
         if self.is_received:
-            location = replace(location, note=SUM_NOTE)
+            is_known = self.traced is None or self.traced.is_complete
+            location = replace(location, note=SUM_NOTE if is_known else NOT_COMPUTED_NOTE)
         notes = [location.note]
         if self.is_on_another_batch:
             notes.append(_ANOTHER_BATCH)

@@ -196,7 +196,6 @@ class Engine:
         recovery = self.recovery
         return (
             self.deep_checks.is_quiet
-            and not self.monitor.operators.is_due
             and self.replay is None
             and not self.has_world
             and not recovery.counts_steps

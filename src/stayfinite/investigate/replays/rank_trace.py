@@ -26,6 +26,7 @@ __all__ = [
     "DIVERGED_NOTE",
     "FROM_ANOTHER",
     "JOINING_NOTE",
+    "NOT_COMPUTED_NOTE",
     "SUM_NOTE",
     "NeedsOthers",
     "RankTrace",
@@ -47,6 +48,8 @@ SUM_NOTE = (
     "every rank's own values were finite, and what came back from the others was not: the sum over "
     "the ranks overflowed"
 )
+
+NOT_COMPUTED_NOTE = "the ranks could not compute the step again to its end, so it is not known on which of them it began"
 
 DIVERGED_NOTE = (
     "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "

@@ -24,7 +24,9 @@ def local(tensor: Tensor) -> Tensor:
     part: Tensor | None = getattr(tensor, "_local_tensor", None)
     if part is None:
         return tensor
-    if hasattr(part, "wait"):  # the result of a collective that is still running
+    if type(part) is not Tensor and hasattr(
+        part, "wait"
+    ):  # the result of a collective that is still running
         part = part.wait()
     return part
 

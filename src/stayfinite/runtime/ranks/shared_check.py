@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class SharedCheck:
         """By optimizer id."""
         self.are_spaced = False
         """Whether there are steps without a synchronization."""
+        self._sharded: WeakKeyDictionary[Optimizer, tuple[int, bool]] = WeakKeyDictionary()
+        """With how many parameters it was looked up, and whether one of them is a shard."""
         self._marks: list[Any] = []
         """Hooks that make the gradients of one backward NaN; they are removed before the step."""
 
@@ -75,7 +78,7 @@ class SharedCheck:
         if window.norm is not None and not is_scaled:
             checked.insert(0, window.norm.clone())
         elif not is_scaled:
-            checked[:0] = [local(g) for _, g in host.state.grads([optimizer])]
+            checked[:0] = self._own_grads(optimizer)
         rate = next((r for g in optimizer.param_groups if (r := bad_rate(g)) is not None), None)
         some = checked or optimizer.param_groups[0]["params"]
         flag = host.checker.flag_on(some[0].device)
@@ -113,7 +116,26 @@ class SharedCheck:
         is_unsynced = bool(window.unsynced) and window.unsynced[-1] == window.step
         if is_unsynced or self._host.ranks.is_adding_up():
             return True
-        return window.norm is None and _has_shards(optimizer)
+        return window.norm is None and self._has_shards(optimizer)
+
+    def _own_grads(self, optimizer: Optimizer) -> list[Tensor]:
+        """This rank's part of each gradient."""
+        grads = [
+            g
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if (g := p.grad) is not None
+        ]
+        return [local(g) for g in grads] if self._has_shards(optimizer) else grads
+
+    def _has_shards(self, optimizer: Optimizer) -> bool:
+        """Looked up again only if it has other parameters: a model may have thousands, and this is asked in every step."""
+        num = sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._sharded.get(optimizer)
+        if known is None or known[0] != num:
+            found = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+            known = self._sharded[optimizer] = num, found
+        return known[1]
 
     def _digest(self, window: Window, optimizer: Optimizer) -> float | None:
         """A digest of what this rank checks; None if the other ranks check something else."""
@@ -175,7 +197,7 @@ class SharedCheck:
         communicates in its step, so its step cannot be skipped.
         """
         config = getattr(optimizer, "_join_config", None)
-        grads = [local(g) for _, g in self._host.state.grads([optimizer])]
+        grads = self._own_grads(optimizer)
         if not grads or (config is not None and config.enable):
             return None
         flag = self._host.checker.flag_on(grads[0].device)
@@ -223,7 +245,3 @@ class SharedCheck:
 
 def _marked(gradient: Tensor) -> Tensor:
     return gradient * math.nan
-
-
-def _has_shards(optimizer: Optimizer) -> bool:
-    return any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
