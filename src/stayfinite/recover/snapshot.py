@@ -102,9 +102,10 @@ class Snapshot:
             # New moments need memory of their own; what there is for the weights is used again.
             self._kept = [_room_for(t, old.pop(id(t), None)) for t in tensors]
             self._live = list(tensors)
-        for i, (kept, live) in enumerate(zip(self._kept, self._live)):
-            if kept.shape != live.shape:  # an observer's statistics begin empty, and are resized
-                self._kept[i] = _room_for(live)
+        with torch._C.DisableTorchFunctionSubclass():
+            for i, (kept, live) in enumerate(zip(self._kept, self._live)):
+                if kept.shape != live.shape:  # an observer's statistics begin empty, and are resized
+                    self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:
