@@ -100,18 +100,19 @@ def test_the_line_that_makes_the_layer_is_changed(model, line, added):
     assert f"+        {added}" in fix.diff or f"= {added}" in fix.diff
 
 
-@pytest.mark.parametrize(("scale", "eps"), [(0.3, "1e-5"), (1e-3, "1e-12")])
+@pytest.mark.parametrize(("scale", "eps"), [(0.2, "1e-5"), (1e-2, "1e-12")])
 def test_an_epsilon_may_change_healthy_losses_a_little_and_says_by_how_much(scale, eps):
     torch.manual_seed(2)
     model = NoEpsilon()
-    model.embed.weight.data.mul_(scale)
+    model.embed.weight.requires_grad_(False).mul_(scale)
     incident = first_incident(model)
     fix = next(f for f in incident.diagnosis.fixes if f.status == "proved")
     assert f"+        self.norm = nn.LayerNorm(4, eps={eps})" in fix.diff
     assert fix.proof.num_healthy and fix.proof.largest_change <= 1e-3
     if eps == "1e-5":
         assert fix.proof.largest_change > 2e-5  # more than rounding
-        assert "same loss (largest change 0.000" in proof_words(fix.proof, incident.event.step)
+        change = f"largest change {fix.proof.largest_change:.1g}"
+        assert change in proof_words(fix.proof, incident.event.step)
 
 
 class DirectionOfNothing(nn.Module):

@@ -131,7 +131,7 @@ def test_entries_and_tensors_that_were_replaced_go_back_by_identity():
 
 
 def test_a_value_larger_than_the_buffer_of_the_file_comes_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("stayfinite.recover.scratch._STAGE_BYTES", 64)
+    monkeypatch.setattr("stayfinite.recover.scratch.PART_LENGTH", 64)
     x = torch.arange(1000.0)
     kept = ScratchSnapshot(tmp_path)
     kept.take(0, [x], [], [])
@@ -139,8 +139,18 @@ def test_a_value_larger_than_the_buffer_of_the_file_comes_back(tmp_path, monkeyp
     x.zero_()
     kept.restore()
     assert torch.equal(x, torch.arange(1000.0))
-    assert torch.equal(kept.copy_of(0), x)
     assert x._version > version + 1, "torch notices that it was written"
+
+
+def test_the_change_since_the_copy_is_measured(snapshot, monkeypatch):
+    for module in ("scratch", "snapshot"):
+        monkeypatch.setattr(f"stayfinite.recover.{module}.PART_LENGTH", 2)
+    x, y = torch.zeros(5), torch.zeros(2, 2).t().half()
+    snapshot.take(0, [x, y, torch.zeros(0)], [], [])
+    x += torch.tensor([3.0, 0.0, 0.0, 0.0, 4.0])
+    y[0, 1] = -2
+    assert [float(snapshot.change_of(i)) for i in range(3)] == [5.0, 2.0, 0.0]
+    assert snapshot.positions()[id(y)] == 1
 
 
 def test_the_file_has_no_name_and_is_used_again(tmp_path):
@@ -169,7 +179,7 @@ def test_with_a_full_disk_the_values_stay_in_memory(tmp_path, monkeypatch):
     x.zero_()
     kept.restore()
     assert x.tolist() == [2.0] * 3
-    assert kept.copy_of(0).tolist() == [2.0] * 3
+    assert kept.change_of(0) == 0
 
 
 def test_a_forked_process_leaves_the_file_to_its_parent(tmp_path, monkeypatch):
@@ -205,9 +215,9 @@ def test_a_copy_that_was_interrupted_is_not_restored(tmp_path, monkeypatch):
 def test_memory_for_the_weights_stays_when_moments_come():
     kept, x = Snapshot(), torch.ones(3)
     kept.take(0, [x], [], [])
-    address = kept.copy_of(0).data_ptr()
+    address = kept._kept[0].data_ptr()
     kept.take(1, [x, torch.zeros(2)], [], [])
-    assert kept.copy_of(0).data_ptr() == address
+    assert kept._kept[0].data_ptr() == address
 
 
 @pytest.mark.parametrize(("megabytes", "is_in_file"), [(10_000, False), (0.001, True)])
@@ -233,11 +243,11 @@ def test_a_snapshot_that_is_large_for_its_process_goes_to_a_file(
     assert isinstance(copy._kept, ScratchSnapshot) == is_in_file
 
 
-def test_a_tensor_that_was_resized_gets_its_shape_back():
+def test_a_tensor_that_was_resized_gets_its_shape_back(snapshot):
     observed, other = torch.zeros(0), torch.ones(2)
-    snapshot = Snapshot()
     snapshot.take(0, [observed, other], [], [])
     observed.resize_(3).fill_(math.nan)
+    assert snapshot.change_of(0) is None
     other.fill_(5)
     snapshot.restore()
     assert observed.shape == (0,)

@@ -53,6 +53,12 @@ def test_exponential_that_will_overflow_is_announced_with_its_line():
     assert "test_operators.py" in warning.name and warning.name.startswith("exp at")
 
 
+def test_trend_that_is_clear_at_the_first_near_look_waits_a_step_for_its_line():
+    guard, told = train(Ratio(2.0), 2.5)
+    assert [w.name.partition(":")[2] != "" for w in told] == [True]
+    assert told[0].step < guard.incidents[0].event.step
+
+
 def test_exponential_that_stays_is_not_announced():
     guard, told = train(Ratio(60.0), 0.0)
     assert not told and not guard.incidents

@@ -84,7 +84,7 @@ def _summary(incidents: list[Any]) -> str:
 
 
 def _patches() -> str:
-    """Every patch that a watched script has is put in, and the very originals are back afterwards."""
+    """Installs all patches of a watched script, and checks that the originals are back afterwards."""
     from ..config import Settings
     from ..investigate.entry import investigate
     from ..patches.manager import table
@@ -120,7 +120,7 @@ def _nothing_left() -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the trainings and the frameworks say is not the answer."""
+    """Hide the output of the trainings and frameworks."""
     was = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -75,7 +75,7 @@ def lint_command(
 
 
 def _project(paths: list[str]) -> Path:
-    """Where settings are looked for first."""
+    """Where settings are searched first."""
     first = Path(paths[0])
     return first if first.is_dir() else first.parent
 
@@ -85,7 +85,7 @@ def _codes(given: list[str] | None) -> list[str]:
 
 
 def _print(report: Report, form: str) -> None:
-    """What is for people goes to stderr: stdout is the format's alone."""
+    """Print messages for people to stderr, because stdout may be parsed."""
     from ..lint.render import summary
 
     for unreadable in report.unreadable:

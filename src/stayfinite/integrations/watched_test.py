@@ -28,7 +28,7 @@ _REASON = "in a test, loss and gradients are looked at with each backward"
 
 
 class WatchedTest:
-    """Open from the test's fixtures on; the first value that is not finite ends the test."""
+    """Active from the test's fixtures on; the first non-finite value fails the test."""
 
     def __init__(self, name: str) -> None:
         self._session = Session("raise", say=_say_nothing)
@@ -41,7 +41,7 @@ class WatchedTest:
         return self._session.incidents
 
     def begin(self, names: Mapping[str, Any]) -> None:
-        """The fixtures are ready, the test begins; some of their optimizers may be older than it."""
+        """Begin the test: track the optimizers that its fixtures made."""
         self._session.adopt(names)
         if self._strict is not None:
             self._strict.begin()
@@ -54,7 +54,7 @@ class WatchedTest:
                 self._strict.close()
 
     def shorten(self, error: BaseException) -> None:
-        """An error of ours is shown where the test stood."""
+        """Shorten the traceback of a NonFiniteError."""
         if isinstance(error, NonFiniteError):
             _at_the_line(error)
 
@@ -67,7 +67,7 @@ class WatchedTest:
 
 
 def _at_the_line(error: NonFiniteError) -> None:
-    """Its traceback ends where the test stood: what torch and we did there is no news."""
+    """Cut its traceback at the test's own line, before the frames of torch and of stayfinite."""
     kept: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:
@@ -83,21 +83,21 @@ def _at_the_line(error: NonFiniteError) -> None:
 
 
 def _say_nothing(incident: Incident) -> None:
-    """It is in the test's report."""
+    """Print nothing: it is in the test's report."""
 
 
 class _StrictBackward:
-    """While it is open, a bad backward is an incident by itself; `close` ends it."""
+    """Makes every bad backward an incident, until `close`."""
 
     def __init__(self, block: WatchedBlock) -> None:
         self._driver = block.driver
         self._held: list[Any] = []
-        """What a test has trained is looked at once more when its function has returned."""
+        """Keeps what the test trains alive for the last check."""
         target = Target(torch.autograd, "backward", _REASON, "integrations")
         self._subscription = subscribe(target, _look_after, self)
 
     def begin(self) -> None:
-        """The test itself begins: its random numbers are drawn from here on."""
+        """Begin the test: random numbers are recorded from here on."""
         self._driver.firewall.call(self._driver.loaderless.may_begin)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class _StrictBackward:
         return not driver.is_replaying and not driver.state.is_scaled
 
     def look(self, losses: list[Tensor]) -> None:
-        """Raises what the policy raises."""
+        """Check the losses and gradients of a backward; raises what the policy raises."""
         window = self._driver.window_now()
         if window.failure is not None:
             return
@@ -130,7 +130,7 @@ class _StrictBackward:
         self._driver.refuse(window, failure)
 
     def _adopt(self, leaves: list[Tensor]) -> None:
-        """A stand-in that never steps, so that gradients count that no optimizer moves."""
+        """Add an optimizer that never steps for parameters without one, so that their gradients are checked."""
         moved = {
             id(p)
             for o in self._driver.state.optimizers

@@ -185,7 +185,8 @@ def _was_given(origin: Origin | None) -> bool:
 
 def _extended_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
     """The vehicle that computes more of the iteration, if that would help; with several ranks, the leader decides."""
-    extended = investigation.vehicle.extended() if _has_external_input(result.origin) else None
+    is_open = _has_external_input(result.origin) or _was_held(investigation, result.origin)
+    extended = investigation.vehicle.extended() if is_open else None
     ranks = investigation.engine.ranks
     if not ranks.is_on:
         return extended
@@ -193,6 +194,12 @@ def _extended_vehicle(investigation: Investigation, result: ReplayResult) -> Veh
         return None
     extended = extended or investigation.vehicle.extended()
     return extended if all(ranks.gather(extended is not None)) else None
+
+
+def _was_held(investigation: Investigation, origin: Origin | None) -> bool:
+    """Whether the slice ended at a variable of a function, which may have computed it before its loop."""
+    source = origin.source if origin is not None and origin.birth is None else None
+    return source is not None and source.kind == "batch" and investigation.window.is_loaderless
 
 
 def _has_external_input(origin: Origin | None) -> bool:

@@ -29,11 +29,7 @@ __all__ = [
     "stats",
 ]
 
-_FLOAT8 = tuple(
-    getattr(torch, name)
-    for name in [f"float8_{kind}" for kind in ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu"]]
-    if hasattr(torch, name)
-)
+_FLOAT8 = tuple(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
 _ALWAYS_FINITE = tuple(
     getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name)
 )
@@ -121,7 +117,7 @@ def is_finite(tensor: Tensor) -> bool:
     >>> is_finite(torch.empty(0)) and is_finite(torch.tensor(3))
     True
     """
-    return not any(_part_badness(p) for p in dense_parts(tensor))
+    return all(math.isfinite(v) for p in dense_parts(tensor) for v in _extremes(p))
 
 
 def badness(tensor: Tensor) -> Badness:
@@ -134,11 +130,19 @@ def badness(tensor: Tensor) -> Badness:
     )
 
 
-def _part_badness(part: Tensor) -> Badness:
-    if part.dtype in _FLOAT8:
-        part = part.to(torch.float32)
+def _extremes(part: Tensor) -> tuple[float, float]:
     # aminmax propagates NaN and runs at memory speed, where isfinite().all() does not.
-    low, high = (v.item() for v in torch.aminmax(part))
+    low, high = torch.aminmax(_wide(part))
+    return low.item(), high.item()
+
+
+def _wide(part: Tensor) -> Tensor:
+    return part.to(torch.float32) if part.dtype in _FLOAT8 else part
+
+
+def _part_badness(part: Tensor) -> Badness:
+    part = _wide(part)
+    low, high = _extremes(part)
     if math.isfinite(low) and math.isfinite(high):
         return Badness()
     if math.isnan(low) or math.isnan(high):
@@ -161,8 +165,7 @@ def magnitudes(tensors: Sequence[Tensor]) -> list[Tensor]:
     found: list[Tensor | None] = [None] * len(tensors)
     others = []
     for i, t in enumerate(tensors):
-        t = t.detach()
-        t = t.to(torch.float32) if t.dtype in _FLOAT8 else t
+        t = _wide(t.detach())
         if t.device.type == "cpu" and t.numel() > _MANY:
             low, high = torch.aminmax(t)
             found[i] = torch.maximum(high, -low)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .manager import Subscribers
-from .stand_in import original_of
+from .manager import Subscribers, original_of
 
 __all__ = ["on_scale", "on_step"]
 

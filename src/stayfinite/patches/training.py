@@ -32,8 +32,7 @@ from ..putting_back import put_back
 from .compiled import skip_our_code
 from .grad_scaler import on_scale, on_step
 from .listeners import TrainingListener
-from .manager import Subscribers, Subscription, Target, close_all, subscribe
-from .stand_in import original_of
+from .manager import Subscribers, Subscription, Target, close_all, original_of, subscribe
 
 __all__ = ["TrainingPatches", "seeded"]
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .snapshot import Snapshot, has_disk_room
+from .snapshot import PART_LENGTH, Snapshot, has_disk_room
 
 __all__ = ["ScratchSnapshot"]
 
-_STAGE_BYTES = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _BYTES_PER_SECOND = 2e8
 """A snapshot is charged to the budget as if the disk were no faster, which bounds what is written in the long run."""
@@ -26,8 +25,7 @@ class ScratchSnapshot(Snapshot):
     """The same with the values in a temporary file, which the system deletes with the process however it ends.
 
     The file is overwritten in place, and neither direction needs memory for more than one tensor. Values that are no plain
-    memory (sparse, quantized, a class of their own) stay in memory, and all of them do once the disk is full or in a
-    process that was forked, which must not write into its parent's file.
+    memory (sparse, quantized, a class of their own) stay in memory, and all of them do once the disk is full.
 
     >>> weight = torch.ones(3)
     >>> kept = ScratchSnapshot(Path(tempfile.gettempdir()))
@@ -41,17 +39,20 @@ class ScratchSnapshot(Snapshot):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115
-        # Closed without the warning that Python has for a file that is only forgotten.
-        self._close = weakref.finalize(self, self._file.close)
-        self._places: dict[int, int] = {}
-        """The offset in the file of each tensor, by its position."""
-        self.size = 0
-        """Its length in bytes."""
-        self._owner = os.getpid()
+        self._open()
+        self._places: dict[int, tuple[int, torch.Size]] = {}
+        """The offset in the file and the shape of each tensor, by its position."""
         self._others = Snapshot()
         """The values that stay in memory."""
         self._is_full = False
+
+    def _open(self) -> None:
+        self._owner = os.getpid()
+        self._file = tempfile.TemporaryFile(buffering=0, dir=self.folder)  # noqa: SIM115
+        # Closed without the warning that Python has for a file that is only forgotten.
+        self._close = weakref.finalize(self, self._file.close)
+        self.size = 0
+        """Its length in bytes."""
 
     @staticmethod
     def in_one_of(folders: Sequence[Path | None], num_bytes: int) -> ScratchSnapshot | None:
@@ -65,26 +66,26 @@ class ScratchSnapshot(Snapshot):
         return None
 
     @property
-    def is_taken(self) -> bool:
-        """Not in a forked process before its own first copy: the file is its parent's, which goes on writing."""
-        return super().is_taken and (self._is_full or self._owner == os.getpid())
-
-    @property
     def least_seconds(self) -> float:
         return self.size / _BYTES_PER_SECOND
+
+    @property
+    def is_taken(self) -> bool:
+        """Not in a forked process, whose file is its parent's."""
+        return super().is_taken and (self._is_full or self._owner == os.getpid())
 
     def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         self.tag = -1  # what is overwritten half-way must not be restored
         self._live = list(tensors)
         if not self._is_full:
             try:
-                if self._owner == os.getpid():
-                    self._write()
-                    return
+                if self._owner != os.getpid():
+                    self._open()
+                self._write()
+                return
             except OSError:  # no room any more, or the disk has failed
-                pass
-            self._is_full = True
-            self._close()
+                self._is_full = True
+                self._close()
         self._places, self.size, self._live = {}, 0, []
         super()._keep(tag, tensors, names)
 
@@ -92,13 +93,13 @@ class ScratchSnapshot(Snapshot):
         places, end = {}, 0
         for i, t in enumerate(self._live):
             if _is_plain(t):
-                places[i] = end
+                places[i] = end, t.shape
                 end += t.numel() * t.element_size()
         if end > self.size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._file.fileno(), 0, end)
         self._places, self.size = places, end
         self._others.take(0, [t for i, t in enumerate(self._live) if i not in places], [], [])
-        for i, offset in places.items():
+        for i, (offset, _) in places.items():
             self._file.seek(offset)
             for part in _parts_on_host(self._live[i].detach()):
                 self._write_whole(part)
@@ -114,34 +115,42 @@ class ScratchSnapshot(Snapshot):
             super()._put_back()
             return
         self._others.restore()
-        for i in self._places:
+        for i, (_, shape) in self._places.items():
             live = self._live[i].detach()
+            if live.shape != shape:
+                self._live[i].data = live = torch.empty(shape, dtype=live.dtype, device=live.device)
             if live.is_contiguous():
-                self._read(i, live.view(-1))
+                self._fill(i, live.view(-1))
             else:
-                live.copy_(self._read(i).view(live.shape))
+                flat = torch.empty(live.numel(), dtype=live.dtype, device="cpu")
+                live.copy_(self._fill(i, flat).view(live.shape))
 
-    def copy_of(self, position: int) -> Tensor | None:
+    def _is_at_hand(self, position: int) -> bool:
         if self._is_full:
-            return super().copy_of(position)
-        if position not in self._places:
-            return None
+            return super()._is_at_hand(position)
         live = self._live[position]
-        return self._read(position).view(live.shape).to(live.device)
+        place = self._places.get(position)
+        return place is not None and place[1] == live.shape and live.device.type == "cpu"
 
-    def _read(self, position: int, into: Tensor | None = None) -> Tensor:
-        """Read one tensor, through a small buffer so that torch notices the write."""
-        live = self._live[position]
-        if into is None:
-            into = torch.empty(live.numel(), dtype=live.dtype, device="cpu")
-        self._file.seek(self._places[position])
-        most = _STAGE_BYTES // live.element_size()
-        stage = torch.empty(min(most, live.numel()), dtype=live.dtype, device="cpu")
-        for part in into.split(most) if live.numel() else ():
-            here = stage[: part.numel()]
-            self._read_whole(_bytes_of(here))
-            part.copy_(here)
-        return into
+    def _kept_parts(self, position: int) -> Iterator[Tensor]:
+        """Each part is in the same memory as the last one."""
+        if self._is_full:
+            yield from super()._kept_parts(position)
+            return
+        offset, shape = self._places[position]
+        self._file.seek(offset)
+        length, dtype = shape.numel(), self._live[position].dtype
+        stage = torch.empty(min(PART_LENGTH, length), dtype=dtype, device="cpu")
+        for at in range(0, length, PART_LENGTH):
+            part = stage[: min(PART_LENGTH, length - at)]
+            self._read_whole(_bytes_of(part))
+            yield part
+
+    def _fill(self, position: int, flat: Tensor) -> Tensor:
+        """Copied from a small buffer, so that torch notices the write."""
+        for to, part in zip(flat.split(PART_LENGTH), self._kept_parts(position)):
+            to.copy_(part)
+        return flat
 
     def _read_whole(self, room: memoryview) -> None:
         done = 0
@@ -173,7 +182,7 @@ def _parts_on_host(t: Tensor) -> Iterator[Tensor]:
     if flat.device.type == "cpu":
         yield flat
     elif flat.numel():
-        yield from (part.cpu() for part in flat.split(_STAGE_BYTES // t.element_size()))
+        yield from (part.cpu() for part in flat.split(PART_LENGTH))
 
 
 def _bytes_of(t: Tensor) -> memoryview:

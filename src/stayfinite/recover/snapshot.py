@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from ..private import make_folder
 from ..putting_back import put_back
 from .atomic import atomic_path
 
-__all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot", "has_disk_room"]
+__all__ = ["PART_LENGTH", "SNAPSHOT_KIND", "DiskSnapshot", "Snapshot", "has_disk_room"]
 
 SNAPSHOT_KIND = "stayfinite.snapshot"
+PART_LENGTH = 1 << 20
 Capture = Callable[[], Callable[[], None]]
 """Saves current values, and returns a function that restores them."""
 
@@ -51,12 +52,28 @@ class Snapshot:
         """The position of each tensor, by id."""
         return {id(t): i for i, t in enumerate(self._live)}
 
-    def copy_of(self, position: int) -> Tensor | None:
-        """The copy of one tensor; None if it cannot be had on the tensor's own device without the others."""
-        if position >= len(self._kept):
+    @torch.no_grad()
+    def change_of(self, position: int) -> Tensor | None:
+        """The norm of a tensor's change since the copy, computed in parts; None if that takes a transfer to its device."""
+        live = self._live[position]
+        if not self._is_at_hand(position):
             return None
+        # A difference of the whole tensor would need memory for it.
+        parts = live.detach().reshape(-1).split(PART_LENGTH)
+        pairs = zip(parts, self._kept_parts(position))
+        norms = [torch.linalg.vector_norm((a - b).float()) for a, b in pairs]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else live.new_zeros(())
+
+    def _is_at_hand(self, position: int) -> bool:
+        if position >= len(self._kept):
+            return False
+        kept, live = self._kept[position], self._live[position]
+        return kept.device == live.device and kept.shape == live.shape
+
+    def _kept_parts(self, position: int) -> Iterator[Tensor]:
+        """The copy of a tensor, flat and in parts of `PART_LENGTH`."""
         kept = self._kept[position]
-        return kept if kept.device == self._live[position].device else None
+        yield from kept.reshape(-1).split(PART_LENGTH)
 
     @torch.no_grad()
     def take(
@@ -85,9 +102,12 @@ class Snapshot:
             # New moments need memory of their own; what there is for the weights is used again.
             self._kept = [_room_for(t, old.pop(id(t), None)) for t in tensors]
             self._live = list(tensors)
-        for i, (kept, live) in enumerate(zip(self._kept, self._live)):
-            if kept.shape != live.shape:  # an observer's statistics begin empty, and are resized
-                self._kept[i] = _room_for(live)
+        with torch._C.DisableTorchFunctionSubclass():
+            for i, (kept, live) in enumerate(zip(self._kept, self._live)):
+                if (
+                    kept.shape != live.shape
+                ):  # an observer's statistics begin empty, and are resized
+                    self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:

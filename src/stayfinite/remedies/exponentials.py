@@ -12,7 +12,7 @@ from .source import Source
 
 __all__: list[str] = []
 
-_EXPS = ("exp", "expm1", "exp2", "exp_")
+_EXPS = ("exp", "expm1", "exp2", "exp_", "i0", "i1")
 
 
 def _shifted(source: Source, node: ast.AST, largest: str) -> list[Edit] | None:

@@ -149,7 +149,7 @@ class LayerSampler:
         layers: dict[str, _Layer] = {}
         owners = [layers.setdefault(n.rpartition(".")[0] or n, _Layer(p)) for n, p in named]
         params = [p for _, p in named]
-        for owner, figures in zip(owners, _figures(params, self._before(step, params))):
+        for owner, figures in zip(owners, _figures(params, self._changes(step, params))):
             owner.take(*figures)
         num_steps = max(1, step + 1 - self._state.snapshot.tag)
         total = math.hypot(*(o.grad for o in layers.values() if o.grad is not None))
@@ -169,13 +169,12 @@ class LayerSampler:
         self._not_before = now + (now - start) / self._share
         return sample
 
-    def _before(self, step: int, params: list[Tensor]) -> Iterator[Tensor | None]:
-        """The copy of each parameter in the snapshot, one at a time; None without one."""
+    def _changes(self, step: int, params: list[Tensor]) -> list[Tensor | None]:
+        """The norm of each parameter's change since the snapshot; None where it is unknown."""
         snapshot = self._state.snapshot
         is_usable = snapshot.is_taken and step >= snapshot.tag
         places = snapshot.positions() if is_usable else {}
-        for p in params:
-            yield snapshot.copy_of(places[id(p)]) if id(p) in places else None
+        return [snapshot.change_of(places[id(p)]) if id(p) in places else None for p in params]
 
 
 class _Layer:
@@ -202,16 +201,11 @@ class _Layer:
 
 
 def _figures(
-    params: list[Tensor], before: Iterator[Tensor | None]
+    params: list[Tensor], changes: list[Tensor | None]
 ) -> Iterator[tuple[float, float, float | None, float | None]]:
     """(largest weight, norm, gradient norm, norm of the change) of each parameter, in one read."""
     grads = [p.grad if p.grad is not None and _is_plain(p.grad) else None for p in params]
     there = [g for g in grads if g is not None]
-    # One tensor at a time: never a second copy of the whole model.
-    changes = [
-        None if k is None else torch.linalg.vector_norm((p - k).float())
-        for p, k in zip(params, before)
-    ]
     groups = [
         magnitudes(params),
         torch._foreach_norm(params, 2),

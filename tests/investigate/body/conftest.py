@@ -17,7 +17,7 @@ from torch import nn
 
 from stayfinite.investigate.body import NOT_GIVEN, Body, scenes_of_frame
 from stayfinite.investigate.body.cut import show
-from stayfinite.patches.stand_in import original_of
+from stayfinite.patches.manager import original_of
 
 BAD_STEP = 3
 HERE = os.path.dirname(os.path.abspath(__file__))

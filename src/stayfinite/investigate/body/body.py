@@ -107,11 +107,11 @@ class Body:
         return [self.scene, *self._outer]
 
     def extended(self) -> Body | None:
-        """The body of the next outer loop, with what it has computed before in the same iteration."""
+        """The body of the next outer loop or of the function, with what it has computed before in the same iteration."""
         mine = self.functions
         is_outside = False
         for home in homes_of(self.scene):
-            if is_outside and home.is_loop:
+            if is_outside:
                 functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
                 body = Body(self.scene, home, functions, self._outer)
                 if body.plan().code is not None and body.plan().has_backward:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...patches.manager import unpatched
-from ...patches.stand_in import StandIn
+from ...patches.manager import StandIn, unpatched
 from .effects import code_kind, holds_user_code
 
 __all__ = ["STEPPED", "give_copies", "has_own_class", "stand_in", "with_copied_classes"]

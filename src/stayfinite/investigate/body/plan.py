@@ -293,7 +293,7 @@ def _cells(scene: Scene) -> dict[str, Any]:
     names = {*scene.code.co_cellvars, *scene.code.co_freevars} - {"__class__"}
     found: dict[str, Any] = {}
     for value in scene.local_variables.values():
-        if not isinstance(value, types.FunctionType) or not value.__closure__:
+        if type(value) is not types.FunctionType or not value.__closure__:
             continue
         for name, cell in zip(value.__code__.co_freevars, value.__closure__):
             if name in names and _content(cell) is scene.local_variables.get(name, cell):

@@ -29,6 +29,7 @@ from .batch_rows import rows_change
 from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .layer_change import layer_changes
+from .line_search import line_search_change
 from .pipeline_change import pipeline_changes
 from .place import Place, for_cause, is_same, is_scaled_loss, place_of, symptom_of
 from .precision_change import precision_changes
@@ -51,6 +52,8 @@ _NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedu
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing", "bad_initialization"}  # fmt: skip
 """Causes for which the line only shows the effect, which a change of it would hide."""
+_BY_CAUSE = {"resume_mismatch": resume_changes, "loss_scaling": scale_changes, "bad_schedule": schedule_changes,
+             "zero_denominator": layer_changes}  # fmt: skip
 
 
 def proved_fixes(
@@ -122,23 +125,18 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
 
 def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
     """Changes of a line that has run in the past, if the cause points to one."""
-    if cause == "resume_mismatch":
-        yield from resume_changes(lab, e)
-        return
-    if cause == "loss_scaling":
-        yield from scale_changes(lab, e)
+    own = _BY_CAUSE.get(cause or "")
+    if own is not None:
+        yield from itertools.islice(
+            own(lab, e), _MAX_SCHEDULES if cause == "bad_schedule" else None
+        )
         return
     if cause == "uninitialized_memory" and e.memory is not None:
         yield from memory_changes(lab, e)
-    if cause == "bad_schedule":
-        yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
-        return
-    moved = clip_order_change(lab) if cause in ("lr_divergence", "exploding_gradient") else None
-    if moved is not None:
-        yield moved
-    if cause == "zero_denominator":
-        yield from layer_changes(lab, e)
-        return
+    if cause in ("lr_divergence", "exploding_gradient"):
+        yield from (
+            c for c in (clip_order_change(lab), line_search_change(lab, e)) if c is not None
+        )
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)
@@ -221,7 +219,9 @@ class _Search:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
             dtype, room = self.evidence.dtype, setting.room
-            proof, result = yield from self.trial.prove(setting, dtype, room=room)
+            proof, result = yield from self.trial.prove(
+                setting, dtype, is_exact=room > 0, room=room
+            )
             proof = replace(proof, note=proof.note or setting.note)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":

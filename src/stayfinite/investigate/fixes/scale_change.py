@@ -268,9 +268,7 @@ def _constant(
     """The number by which the loss is multiplied."""
     given = [number_behind(file, source, side, factor, ()) for side in _factors(source, line)]
     found = [where for where in given if where is not None]
-    if (
-        not found
-    ):  # it has come a long way: an option of the script, an argument of a class of another file
+    if not found:  # perhaps an option of the script, or an argument of a class of another file
         found = list(numbers_called("scale", factor, own_files(lab.investigation)))
     return found[0] if len(set(found)) == 1 else None
 

@@ -67,7 +67,7 @@ class SettingChange:
     note: str = ""
     """Notes about the proof."""
     room: float = 0.0
-    """How much of a healthy loss it may change by its nature."""
+    """How much of a healthy loss it may change by its nature; the gradients have to be nearly the same."""
     name = ""
 
     @property

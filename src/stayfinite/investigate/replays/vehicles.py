@@ -300,12 +300,20 @@ class ClosureVehicle(Vehicle):
 
     def _compute(self, active: ActiveReplay) -> None:
         if active.wanted.is_applied:
-            active.result.is_complete = False
+            self._apply(active)
             return
         self._closure()
         active.check_gradients()
         if self._own.search_point is None and active.num_backward != self._own.num_backward:
             active.result.is_complete = False  # the optimizer was at a later evaluation
+
+    def _apply(self, active: ActiveReplay) -> None:
+        """The whole step of an optimizer with a search; others have been at weights of which nothing is known."""
+        optimizers = list(self.engine.state.optimizers)
+        if self._own.search_point is None or len(optimizers) != 1:
+            active.result.is_complete = False
+            return
+        optimizers[0].step(self._closure)
 
 
 class FrameworkVehicle(Vehicle):

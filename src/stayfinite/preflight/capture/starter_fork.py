@@ -81,7 +81,7 @@ def _say(answers: Any, what: dict[str, Any]) -> None:
 
 
 def _become(job: dict[str, Any]) -> None:
-    """What `python -m module folder` would be, in a session of its own."""
+    """Run as `python -m module folder` would, in its own session."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

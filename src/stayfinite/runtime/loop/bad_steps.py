@@ -41,6 +41,8 @@ class BadSteps:
         """The same for objects that follow the training, with their state when the step was refused."""
         self._moved: list[Callable[[], None]] = []
         """Restores the scale that the scaler has come to in this iteration, although its batch is left out."""
+        self._carried: list[Callable[[], None]] = []
+        """Restores what the rest of the iteration writes to tensors that the loop carries on."""
         self._versions: list[int] = []
         """The weights' version counters when the step was refused."""
 
@@ -53,6 +55,8 @@ class BadSteps:
         self._moved = [now] if window.is_left_by_scaler else []
         window.small_state = before_skip or now
         self._versions = self._weight_versions()
+        items = [item for ref in window.batches for _, item in ref.items]
+        self._carried = self.firewall.once(self.engine.carried.restore, items, fallback=[])
 
     def handle(self, window: Window, failure: Failure) -> None:
         """Investigate; if that fails, restore the state from before the investigation."""
@@ -133,6 +137,8 @@ class BadSteps:
                 undo.append(window.rng.restore)
             if not is_back:
                 undo.append(self._buffers_back(window))
+            if not window.is_loaderless:  # else the next forward has run already
+                undo += self._carried
         self.undo = undo
 
     def _buffers_back(self, window: Window) -> Callable[[], None]:

@@ -57,6 +57,7 @@ class OrdinaryIteration:
         self._state, self._rng = engine.state, engine.rng
         self._compare, self._check_on_host = engine.monitor.compare, engine.checker.check_on_host
         self._investigate = investigate
+        self._operators, self._look = engine.monitor.operators, engine.monitor.look
         self._seen = _NEVER
         """`num_changes` when all conditions held."""
         self._source: Callable[[], Any] = lambda: None
@@ -111,6 +112,8 @@ class OrdinaryIteration:
             self._at_opening.append(state.buffers.copy)
         if state.companions.holders:
             self._at_opening.append(state.companions.note)
+        if self._engine.carried.is_needed:
+            self._at_opening.append(self._engine.carried.note)
         self._seen = state.num_changes
 
     def is_over_by(self, loader: Any) -> bool:
@@ -194,6 +197,8 @@ class OrdinaryIteration:
             window = self._open_loaderless(loss)
             if window is None:
                 return False
+        if self._operators.is_due:
+            self._look(window, loss)
         ref = window.batches[0]
         ref.is_used = True
         # Like `detach`, but without calling an operator.

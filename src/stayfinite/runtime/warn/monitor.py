@@ -102,7 +102,7 @@ class Monitor:
     def plan_look(self) -> None:
         """Perhaps look at the operators of the next step. Called when the clock is read anyway."""
         if not self._is_blind:
-            self.operators.plan(self.state)
+            self.operators.plan()
 
     def look(self, window: Window, loss: Tensor) -> None:
         """Look at the operators behind this loss, before its backward, if it is time for it."""

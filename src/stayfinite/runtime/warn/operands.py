@@ -129,7 +129,7 @@ def _share(operand: Operand, value: float) -> float | None:
 
 def _nodes(root: Any) -> Iterator[Any]:
     """The nodes of a graph in a fixed order."""
-    todo = [root]
+    todo: list[Any] = [root]
     seen: set[Any] = set()
     while todo and len(seen) < _MOST_NODES:
         node = todo.pop()

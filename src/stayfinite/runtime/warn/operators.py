@@ -32,7 +32,10 @@ _CREDIT = 0.04
 """Seconds that may be spent at the start: a short training could not afford a single look."""
 _KEPT = 8
 _AT_ZERO = "keep its argument away from 0: a floor (clamp), or the form that takes logarithms"
-_AT_TOP = "subtract its maximum first, or bound what goes in (clamp, a norm, a smaller rate)"
+_AT_TOP = "bound what goes in: a clamp, a norm, a smaller learning rate"
+_EXPONENTIAL = (
+    "subtract the maximum first, or bound what goes in: a clamp, a norm, a smaller learning rate"
+)
 
 
 class Warns(Protocol):
@@ -56,20 +59,19 @@ class OperatorWatch:
         )
         self._places: dict[Key, Frame | None] = {}
         """The line of each operator that is near its limit."""
+        self._asked: set[Key] = set()
+        """Those whose lines were to be noted."""
         self._told: set[object] = set()
         self._is_noting = False
         """Whether autograd notes the lines of one forward (anomaly mode, without its checks)."""
         self.is_due = True
         """Whether the next backward is looked at."""
 
-    def plan(self, state: TrainState) -> None:
+    def plan(self) -> None:
         """Look at the next step if there is time for it. Called when the clock is read anyway."""
-        if self.is_due:
-            return
-        self.stop_noting()
-        if self._has_time():
-            self.is_due = True
-            state.num_changes += 1  # no step is ordinary while this is due
+        if not self.is_due:
+            self.stop_noting()
+            self.is_due = self._has_time()
 
     def _has_time(self) -> bool:
         elapsed = time.perf_counter() - self._started
@@ -101,23 +103,33 @@ class OperatorWatch:
             return False
         has_risen = share >= NEAR and (not points or share > points[-1][1])
         points.append((step, share))
-        recorded = operand.node.metadata.get("traceback_") if has_risen else None
+        if not has_risen or key in self._told:
+            return False
+        is_place_known = self._find_place(operand)
+        left = steps_left(points)
+        if left is not None and is_place_known:
+            self._tell(training, window, operand, left)
+        return True
+
+    def _find_place(self, operand: Operand) -> bool:
+        """Whether the line is known, or cannot be found; False if the next look may find it."""
+        key = operand.key
+        recorded = operand.node.metadata.get("traceback_")
         if recorded:
             self._places[key] = place_from_traceback(recorded).user
-        elif has_risen and key not in self._places:
+        elif key not in self._places and key not in self._asked:
+            self._asked.add(key)
             self._note_lines()
-        place = self._places.get(key)
-        where = (place.file, place.line) if place is not None else key
-        if where in self._told:
             return False
-        left = steps_left(points) if has_risen else None
-        if left is not None:
-            self._told.add(where)
-            self._tell(training, window, operand, left)
-        return has_risen
+        return True
 
     def _tell(self, training: Warns, window: Window, operand: Operand, left: float) -> None:
+        """Warn once of each operator, and once of each line."""
         place = self._places.get(operand.key)
+        is_known = place in self._told
+        self._told |= {operand.key} if place is None else {operand.key, place}
+        if is_known:
+            return
         training.warn(
             Event(
                 step=window.step, epoch=window.epoch, kind="headroom", value=left, phase="forward",
@@ -139,8 +151,7 @@ class OperatorWatch:
         return (
             f"{_name(operand, place)}{source}: its {what} has gone from {first:.3g} to {last:.3g} in "
             f"{points[-1][0] - points[0][0]} steps: at this pace it {verb} {dtype} "
-            f"in about {num_left} step{'s' if num_left != 1 else ''}; "
-            + (_AT_ZERO if operand.is_at_zero else _AT_TOP)
+            f"in about {num_left} step{'s' if num_left != 1 else ''}; " + _advice(operand)
         )
 
     def _note_lines(self) -> None:
@@ -163,6 +174,12 @@ class OperatorWatch:
         """Look no more: the training is over, or its operators cannot be looked at."""
         self.is_due, self._spent = False, math.inf
         self.stop_noting()
+
+
+def _advice(operand: Operand) -> str:
+    if operand.is_at_zero:
+        return _AT_ZERO
+    return _EXPONENTIAL if operand.op.startswith("exp") else _AT_TOP
 
 
 def _name(operand: Operand, place: Frame | None) -> str:
