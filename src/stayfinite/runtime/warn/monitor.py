@@ -86,7 +86,7 @@ class Monitor:
         ranks = self._host.ranks
         spike = watch.note(window.step, value)
         self.headroom.check_figure(self, window, name, watch)
-        if watch.tell(spike):
+        if watch.is_first(spike):
             assert spike is not None
             text = spike.describe(SPIKE_NAMES[name])
             is_loud = spike.is_alarm and value > _LOUD * abs(spike.usual)
