@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from stayfinite import Guard
+from stayfinite.report.fixes import proof_words
 
 
 class NoEpsilon(nn.Module):
@@ -81,6 +82,11 @@ def first_incident(model):
             "self.last.weight.data.zero_()",
             "self.last.weight.data.normal_(std=0.001)",
         ),
+        (
+            ZeroSpectrum,
+            "nn.init.zeros_(self.critic.weight)",
+            "nn.init.normal_(self.critic.weight, std=0.001)",
+        ),
     ],
 )
 def test_the_line_that_makes_the_layer_is_changed(model, line, added):
@@ -94,12 +100,19 @@ def test_the_line_that_makes_the_layer_is_changed(model, line, added):
     assert f"+        {added}" in fix.diff or f"= {added}" in fix.diff
 
 
-def test_zeros_that_were_iterated_on_at_construction_name_their_line_and_nothing_untrue_is_refuted():
+@pytest.mark.parametrize(("scale", "eps"), [(0.2, "1e-5"), (1e-2, "1e-12")])
+def test_an_epsilon_may_change_healthy_losses_a_little_and_says_by_how_much(scale, eps):
     torch.manual_seed(2)
-    incident = first_incident(ZeroSpectrum())
-    culprit = incident.location.culprit
-    assert culprit is not None and culprit.source == "nn.init.zeros_(self.critic.weight)"
-    assert all(f.status != "refuted" for f in incident.diagnosis.fixes)
+    model = NoEpsilon()
+    model.embed.weight.requires_grad_(False).mul_(scale)
+    incident = first_incident(model)
+    fix = next(f for f in incident.diagnosis.fixes if f.status == "proved")
+    assert f"+        self.norm = nn.LayerNorm(4, eps={eps})" in fix.diff
+    assert fix.proof.num_healthy and fix.proof.largest_change <= 1e-3
+    if eps == "1e-5":
+        assert fix.proof.largest_change > 2e-5  # more than rounding
+        change = f"largest change {fix.proof.largest_change:.1g}"
+        assert change in proof_words(fix.proof, incident.event.step)
 
 
 class DirectionOfNothing(nn.Module):

@@ -483,6 +483,61 @@ TWO_OPTIMIZERS = """
 """
 
 
+SEARCH_WITHOUT_END = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1))
+    t = torch.linspace(0, 3, 24)[:, None].requires_grad_()
+    opt = torch.optim.LBFGS(net.parameters(), lr=10.0, max_iter=20)
+
+    def closure():
+        opt.zero_grad()
+        u = net(t)
+        du = torch.autograd.grad(u.sum(), t, create_graph=True)[0]
+        loss = (du + 2 * u + u**3).square().mean() + 10 * (net(t[:1]) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    for i in range(4):
+        loss = opt.step(closure)
+    print("final", loss.item())
+"""
+
+RESUMED_WITHOUT_ITS_OPTIMIZER = """
+    import torch
+    from torch import nn
+    from torch.optim.lr_scheduler import LambdaLR
+
+    torch.manual_seed(0)
+    goal = torch.randn(8, 1)
+
+    def train(model, opt, sched, steps):
+        for i in range(steps):
+            x = 4 * torch.randn(16, 8)
+            loss = (model(x) - x @ goal).square().mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            sched.step()
+        return loss.item()
+
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 1))
+    opt = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    sched = LambdaLR(opt, lambda epoch: 1.0 if epoch < 10 else 0.5)
+    train(model, opt, sched, 40)
+    torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "sched": sched.state_dict()}, "ck.pt")
+
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 1))
+    ck = torch.load("ck.pt")
+    model.load_state_dict(ck["model"])
+    opt = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    sched = LambdaLR(opt, lambda epoch: 1.0)
+    print("final", train(model, opt, sched, 30))
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "remedy", "added"),
     [
@@ -516,6 +571,13 @@ TWO_OPTIMIZERS = """
         (OWN_INDEX, "drop_rows", "x, y = x[keep], y[keep]"),
         # The first batch fails already; what lies behind is another fault, in a batch that nobody has seen.
         (SECOND_FAULT, "mask_first+floor_norm", "torch.log(torch.where(count != 0, "),
+        (SEARCH_WITHOUT_END, "set_line_search_fn", 'max_iter=20, line_search_fn="strong_wolfe")'),
+        # A schedule that begins anew would set its own rate again.
+        (
+            RESUMED_WITHOUT_ITS_OPTIMIZER,
+            "restore_optimizer",
+            'opt.load_state_dict(ck["opt"])\nsched.load_state_dict(ck["sched"])\n',
+        ),
         (EPISODES, "spread_of_one", "correction=min(1, returns.numel() - 1)"),
     ],
     ids=lambda value: "" if "\n" in value else None,

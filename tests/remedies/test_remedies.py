@@ -47,6 +47,17 @@ def changed(text, name, line=None):
             "Categorical(probs=p * legal)",
             "Categorical(probs=(p * legal).clamp(min=1e-6))",
         ),
+        (
+            "floor_kl_target",
+            "torch.nn.functional.kl_div(a, b, reduction='sum')",
+            "torch.nn.functional.kl_div(a, b.clamp(min=torch.finfo(b.dtype).tiny), reduction='sum')",
+        ),
+        (
+            "bound_log_rate",
+            "torch.nn.PoissonNLLLoss()(model(x), y)",
+            "torch.nn.PoissonNLLLoss()(model(x).clamp(max=20), y)",
+        ),
+        ("log_bessel", "k.i0().log()", "(torch.special.i0e(k).log() + (k).abs())"),
         ("inside_both_ends", "d.log_prob(a)", "d.log_prob(a.clamp(-1 + 1e-6, 1 - 1e-6))"),
         (
             "jitter",

@@ -173,7 +173,7 @@ def root_gradient(factor: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_setting(key: str, value: float) -> Iterator[None]:
+def with_setting(key: str, value: float | str) -> Iterator[None]:
     """Replace a setting of every optimizer during its step, whatever the loop has set: epsilon, rate."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:

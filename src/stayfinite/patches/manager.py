@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -24,10 +25,12 @@ from .warning_frames import skipped_by_warnings
 __all__ = [
     "MakeWrapper",
     "Row",
+    "StandIn",
     "Subscribers",
     "Subscription",
     "Target",
     "close_all",
+    "original_of",
     "patched",
     "subscribe",
     "table",
@@ -55,7 +58,6 @@ class Row:
     name: str
     reason: str
     switch: str
-    num_subscribers: int
     state: str
     """"active", or "under another patch" if other code has replaced the attribute after us."""
 
@@ -202,7 +204,6 @@ class _Patch:
             name=self.attribute.name,
             reason="; ".join(dict.fromkeys(t.reason for t in targets)),
             switch=", ".join(dict.fromkeys(t.switch for t in targets)),
-            num_subscribers=len(targets),
             state="active" if self.is_on_top() else "under another patch",
         )
 
@@ -371,6 +372,23 @@ def patched(function: Any, original: Any) -> Any:
     for layer in patch.layers:
         original = layer.make_wrapper(original, layer.subscribers)
     return original
+
+
+class StandIn:
+    """Stands for an object of the training in a replay; a patch that meets it asks for its original.
+
+    It is the first base of such a class, so that to make one runs no `__init_subclass__` of the user's.
+    """
+
+    __slots__ = ()
+    stayfinite_original: weakref.ref[Any]
+
+    def __init_subclass__(cls) -> None: ...
+
+
+def original_of(value: Any) -> Any:
+    """The object of the training that this one stands for, or is."""
+    return value.stayfinite_original() if isinstance(value, StandIn) else value
 
 
 def table() -> list[Row]:

@@ -27,6 +27,7 @@ def with_keyword(source: Source, call: ast.Call, key: str, value: str) -> Remedy
 _WHY = {
     "eps": "a parameter whose gradient is zero has moments of zero, and 0 / 0 is NaN",
     "zero_infinity": "a sample without an alignment counts as 0 instead of making the whole loss inf",
+    "line_search_fn": "the length of each step is then searched for, and one that makes the loss larger is not taken",
     "centered": "the centered form subtracts two numbers that are nearly equal, and rounding decides "
     "the sign under its root",
 }

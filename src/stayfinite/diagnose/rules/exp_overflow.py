@@ -10,7 +10,20 @@ from ..evidence import Evidence
 from ..registry import Finding, rule
 from ..words import here, line_fix, num, safe_fixes
 
-_EXPS = ("exp", "expm1", "exp2", "sinh", "cosh", "special_expit", "softplus", "lgamma", "mish")
+_BESSEL = ("i0", "i1", "special_i0", "special_i1")
+"""Bessel functions grow as the exponential does."""
+_EXPS = (
+    "exp",
+    "expm1",
+    "exp2",
+    "sinh",
+    "cosh",
+    "special_expit",
+    "softplus",
+    "lgamma",
+    "mish",
+    *_BESSEL,
+)
 
 
 @rule("exp_overflow")
@@ -40,7 +53,7 @@ def exponential(e: Evidence) -> Finding | None:
     saturating = () if _is_added_up(e) else _saturating(e)
     return Finding(
         confidence=confidence,
-        sentence=f"exp {here(e)} was given up to {num(x.abs_max)}; {e.dtype or 'float32'} holds the "
+        sentence=f"{e.kernel if e.kernel in _BESSEL else 'exp'} {here(e)} was given up to {num(x.abs_max)}; {e.dtype or 'float32'} holds the "
         f"exponential of at most {num(math.log(e.limit))}. Nothing bounds its argument.",
         fixes=(
             line_fix(

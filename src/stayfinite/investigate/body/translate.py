@@ -6,6 +6,8 @@ import ast
 import types
 from typing import Protocol
 
+from torch import nn
+
 from .access import Reader, Verdict
 from .values import Path, Value
 
@@ -20,6 +22,7 @@ class Summary(Protocol):
     is_backward: bool
     is_step: bool
     optimizers: tuple[object, ...]
+    is_exchanging: bool
     needs_protection: bool
     """Whether it would write to globals, or do what a replay omits, if it were run unchanged."""
     reads: set[Path]
@@ -43,9 +46,9 @@ def translate(
     rest = list(names)
     if is_bound and rest:
         own = rest.pop(0)
-        if isinstance(node.func, ast.Attribute):
+        if isinstance(node.func, ast.Attribute) and not _is_called_itself(node.func, reader):
             given[own] = node.func.value
-        elif isinstance(node.func, ast.Name):
+        elif isinstance(node.func, (ast.Attribute, ast.Name)):
             given[own] = node.func
     given.update(zip(rest, node.args))
     for source, target in (
@@ -60,3 +63,9 @@ def translate(
             prefix = reader.env.path(given[path[0]]) if path[0] in given else None
             if prefix is not None:
                 target.add((*prefix, *path[1:]))
+
+
+def _is_called_itself(name: ast.Attribute, reader: Reader) -> bool:
+    """Whether it is a module (`self.norm(x)`), and not a method of what stands before the dot."""
+    target = reader.value(name)
+    return target.is_known and isinstance(target.obj, nn.Module)

@@ -33,7 +33,7 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
         if made is not None:
             yield made
     if r.model and not r.optimizer and r.file_has_optimizer:
-        made = with_optimizer(lab, source, place.file, place.line, r.path)
+        made = with_optimizer(lab, source, place.file, place.line, r.path, r.scheduler)
         if made is not None:
             yield made
     is_higher = any(a * _APART < b for a, b in zip(r.configured_lr, saved))

@@ -12,6 +12,7 @@ import gc
 import hashlib
 import itertools
 import linecache
+import os
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -193,12 +194,13 @@ def _twin(function: types.FunctionType, code: types.CodeType, closure: Any) -> t
 
 
 def functions_of(file: str) -> list[types.FunctionType]:
-    """All living functions of a file, including nested ones."""
+    """All living functions of a file, including nested ones; a script may have been compiled by its relative path."""
+    names = {file, os.path.abspath(file), os.path.relpath(file)}
     return [
         f
         for f in gc.get_objects()
         if type(f) is types.FunctionType
-        and f.__code__.co_filename == file
+        and f.__code__.co_filename in names
         and f.__code__.co_name not in _COMPREHENSIONS  # a new function object with every call
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -92,11 +92,29 @@ def _bodies(
             return True
         return any(value is h for o in state.optimizers for h in helpers_of(o))
 
-    is_buffer = engine.state.buffers.holds
+    is_buffer = _put_back(engine)
     for i, scene in enumerate(scenes[:_MAX_FRAMES]):
         body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer, is_loose)
         if body is not None:
             yield BodyVehicle(engine, body, window)
+
+
+def _put_back(engine: Engine) -> Callable[[object, str], bool]:
+    """Which attributes of a module are as they were before each replay.
+
+    Buffers always. If the state itself is bad, the steps since the last snapshot are run from there, and so a forward may
+    also write parameters (values that are taken from the first batch).
+    """
+    buffers, state = engine.state.buffers, engine.state
+    if not state.snapshot.is_taken or not state.bad_state():
+        return buffers.holds
+    parts = {id(m) for root in state.roots.values() for m in root.modules()}
+
+    def is_restored(module: object, key: str) -> bool:
+        is_parameter = id(module) in parts and key in getattr(module, "_parameters", ())
+        return is_parameter or buffers.holds(module, key)
+
+    return is_restored
 
 
 class FirstReproducing(Vehicle):

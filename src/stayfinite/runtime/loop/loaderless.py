@@ -27,35 +27,36 @@ class Loaderless:
 
     def __init__(self, engine: Engine, tracker: BatchTracker) -> None:
         self._engine, self._tracker = engine, tracker
-        self._stepped: set[int] = set()
+        self.stepped: set[int] = set()
         """Optimizers that have stepped in this iteration."""
-        self._rng: Any = None
+        self.rng: Any = None
+        """The random state at the start of the next iteration."""
         self.is_close = False
         """Whether each backward is checked, because an accumulated step had bad gradients from an earlier one."""
 
     @property
     def is_under_way(self) -> bool:
         """Whether an optimizer has stepped in an iteration that is not counted yet."""
-        return bool(self._stepped)
+        return bool(self.stepped)
 
     def may_begin(self) -> None:
         """The first iteration may begin here."""
-        self._rng = self._engine.rng.capture()
+        self.rng = self._engine.rng.capture()
 
     def open(self) -> Window:
         optimizers = self._engine.state.optimizers
-        if self._stepped and all(id(o) in self._stepped for o in optimizers):
-            self._begin_next()
-        return self._tracker.open_loaderless(self._rng)
+        if self.stepped and all(id(o) in self.stepped for o in optimizers):
+            self.begin_next()
+        return self._tracker.open_loaderless(self.rng)
 
     def count(self, window: Window, optimizer: Any) -> None:
         """Note a step of this optimizer; its second step begins a new iteration."""
-        if id(optimizer) in self._stepped:
-            self._begin_next()
+        if id(optimizer) in self.stepped:
+            self.begin_next()
             ref = window.batches[-1]
             ref.step = self._tracker.num_batches
             window.losses = [(ref.step, t) for _, t in window.losses]
-        self._stepped.add(id(optimizer))
+        self.stepped.add(id(optimizer))
 
     def note_backward(self, window: Window, loss: Tensor, frame: FrameType) -> None:
         """Save the frames of the loop if the loss is bad: at the step, after other backwards, they have changed.
@@ -87,16 +88,16 @@ class Loaderless:
 
     def same_iteration(self, optimizer: Any) -> None:
         """Note that the loop is still in the iteration in which this optimizer has stepped."""
-        self._stepped.discard(id(optimizer))
+        self.stepped.discard(id(optimizer))
 
     def all_stepped(self) -> None:
         """Let the next step begin another iteration."""
-        self._stepped.update(id(o) for o in self._engine.state.optimizers)
+        self.stepped.update(id(o) for o in self._engine.state.optimizers)
 
     def after_step(self) -> None:
         """Prepare the next iteration, which has begun but is noticed only after its forward."""
-        self._rng = self._engine.open()
+        self.rng = self._engine.open()
 
-    def _begin_next(self) -> None:
-        self._stepped.clear()
+    def begin_next(self) -> None:
+        self.stepped.clear()
         self._tracker.num_batches += 1
