@@ -104,7 +104,7 @@ class OrdinaryIteration:
 
     def _hold(self) -> None:
         """All conditions hold now."""
-        engine, state = self._engine, self._state
+        state = self._state
         self._optimizer = state.optimizers.refs[0]
         self._is_place_known = False
         self._at_opening = []
