@@ -257,3 +257,11 @@ def test_a_tensor_that_was_resized_gets_its_shape_back(snapshot):
     observed.fill_(math.nan)
     snapshot.restore()
     assert observed.tolist() == [2, 2, 2]
+
+
+def test_at_the_end_of_the_process_a_closed_file_is_no_error(tmp_path):
+    kept = ScratchSnapshot(tmp_path)
+    kept.take(0, [torch.ones(3)], [], [])
+    kept._close()
+    kept.drop()
+    assert not kept.is_taken

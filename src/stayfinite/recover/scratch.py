@@ -164,7 +164,8 @@ class ScratchSnapshot(Snapshot):
         super().drop()
         self._others.drop()
         self._places, self.size = {}, 0
-        if not self._is_full and self._owner == os.getpid():
+        # A training may be let go after the interpreter has closed the file, and emptied its modules.
+        if self._close.alive and not self._is_full and self._owner == os.getpid():
             self._file.truncate(0)
 
 

@@ -18,7 +18,7 @@ from .atomic import atomic_path
 __all__ = ["PART_LENGTH", "SNAPSHOT_KIND", "DiskSnapshot", "Snapshot", "has_disk_room"]
 
 SNAPSHOT_KIND = "stayfinite.snapshot"
-PART_LENGTH = 1 << 20
+PART_LENGTH = 1 << 18
 Capture = Callable[[], Callable[[], None]]
 """Saves current values, and returns a function that restores them."""
 
