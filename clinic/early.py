@@ -51,9 +51,9 @@ def watched(case: Case, most: int | None = None) -> tuple[list[int], int | None,
                     break
             if guard.incidents or most is None or num_steps >= most:
                 break
-    told = [w.step for w in guard.warnings if w.kind == "headroom"]
+    reported = [w.step for w in guard.warnings if w.kind == "headroom"]
     first = guard.incidents[0].event.step if guard.incidents else None
-    return told, first, num_steps
+    return reported, first, num_steps
 
 
 def main(arguments: list[str]) -> int:
@@ -73,13 +73,17 @@ def main(arguments: list[str]) -> int:
         if entry.truth.cause not in DIVERGING or entry.truth.step < 1:
             continue
         case = entry.build()
-        told, first, _ = watched(case)
+        reported, first, _ = watched(case)
         case.close()
         num_cases += 1
-        lead = first - told[0] if told and first is not None and told[0] < first else None
+        lead = (
+            first - reported[0] if reported and first is not None and reported[0] < first else None
+        )
         if lead is not None:
             leads.append(lead)
-        print(f"{entry.name:<38} {entry.truth.cause:<20} fails at {first}, warned at {told[:1]}")
+        print(
+            f"{entry.name:<38} {entry.truth.cause:<20} fails at {first}, warned at {reported[:1]}"
+        )
     share = len(leads) / max(1, num_cases)
     lead_text = f"median lead {statistics.median(leads):g} steps" if leads else "no lead"
     print(
@@ -120,15 +124,15 @@ def _example(case: Example) -> bool:
         lines = (place / "run" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
     steps = {r["step"]: r for r in rows if "loss" in r and "event" not in r}
-    told = [r["step"] for r in rows if r.get("event") == "warning" and r["about"] == "headroom"]
+    reported = [r["step"] for r in rows if r.get("event") == "warning" and r["about"] == "headroom"]
     bad = [
         s for s, r in steps.items() if "incident" in r.get("flags", ()) and r["loss"] is not None
     ]
     first = min(bad, default=None)
     before = [s for s in sorted(steps) if first is not None and first - 3 <= s < first]
     course = ", ".join(f"{steps[s]['loss']} (norm {steps[s].get('grad_norm')})" for s in before)
-    print(f"{case.name:<14} fails at {first}, warned at {told[:1]}; losses before: {course}")
-    return first is not None and any(s < first for s in told)
+    print(f"{case.name:<14} fails at {first}, warned at {reported[:1]}; losses before: {course}")
+    return first is not None and any(s < first for s in reported)
 
 
 def _healthy(entries: list[object]) -> tuple[list[str], int]:
@@ -140,14 +144,14 @@ def _healthy(entries: list[object]) -> tuple[list[str], int]:
     for name, build in builds:
         case = build()
         try:
-            told, _, number = watched(case, HEALTHY_STEPS if case.scheduler is None else None)
+            reported, _, number = watched(case, HEALTHY_STEPS if case.scheduler is None else None)
         except Exception as e:
             print(f"  {name}: {type(e).__name__}: {e}".splitlines()[0])
             continue
         finally:
             case.close()
         total += number
-        false += [f"{name} at {s}" for s in told]
+        false += [f"{name} at {s}" for s in reported]
     return false, total
 
 

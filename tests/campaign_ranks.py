@@ -127,10 +127,10 @@ def _watch_talk(event: Event) -> None:
 
         def talk(self, *args, original=original):
             is_missed = event.at("talk")
-            told = original(self, *args)
+            reported = original(self, *args)
             if is_missed:
                 raise SideGroupError("it was lost")
-            return told
+            return reported
 
         setattr(SideGroup, name, talk)
 
@@ -335,9 +335,11 @@ def campaign(count: int, seed: int, limit: float = LIMIT, is_loud: bool = False)
                 how = f"{result.seconds:.1f} s ({result.idle:.1f} idle) {result.wrong or 'fine'}"
                 print(f"{number}: {case}: {how}", flush=True)
             if result.wrong:
-                told = "\n".join(f.read_text()[-3000:] for f in sorted(folder.glob("rank*.err")))
+                reported = "\n".join(
+                    f.read_text()[-3000:] for f in sorted(folder.glob("rank*.err"))
+                )
                 wrong.append(
-                    f"{number}: {case}: {result.wrong}\n{json.dumps(asdict(case))}\n{told}"
+                    f"{number}: {case}: {result.wrong}\n{json.dumps(asdict(case))}\n{reported}"
                 )
     print(f"{count} trainings, something happened in {happened}, {len(wrong)} wrong, ", end="")
     print(f"at most {longest:.1f} s until the last rank had ended, {idle:.1f} s of them idle")

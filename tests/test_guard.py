@@ -153,7 +153,7 @@ def test_what_is_no_loader(loader, seen):
     )
 
 
-def test_what_is_no_loader_is_told_at_the_call_itself():
+def test_what_is_no_loader_is_reported_at_the_call_itself():
     """Not first when the loop begins, far from the mistake."""
     with pytest.raises(UsageError):
         guarded()(3)

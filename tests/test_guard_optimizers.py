@@ -43,11 +43,11 @@ def test_a_hand_written_optimizer_is_the_only_one_there_is():
 
 
 class Gan:
-    """A generator and a critic; `spoiled` says whose part of a bad batch is bad."""
+    """A generator and a critic; `corrupted` says whose part of a bad batch is bad."""
 
-    def __init__(self, spoiled="critic", **options):
+    def __init__(self, corrupted="critic", **options):
         torch.manual_seed(0)
-        self.spoiled = spoiled
+        self.corrupted = corrupted
         self.generator, self.critic = (
             nn.Linear(2, 3),
             nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)),
@@ -66,11 +66,11 @@ class Gan:
                 fake = self.generator(torch.ones(4, 2))
                 loss = (self.critic(fake.detach()) - self.critic(real)).mean()
                 by_critic.zero_grad()
-                (loss * (factor if self.spoiled == "critic" else 1.0)).backward()
+                (loss * (factor if self.corrupted == "critic" else 1.0)).backward()
                 by_critic.step()
                 loss = -self.critic(fake).mean()
                 by_generator.zero_grad()
-                (loss * (factor if self.spoiled == "generator" else 1.0)).backward()
+                (loss * (factor if self.corrupted == "generator" else 1.0)).backward()
                 by_generator.step()
         return self.tensors()
 
@@ -91,13 +91,13 @@ def batches_of(num, bad=()):
 
 
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
-@pytest.mark.parametrize("spoiled", ["critic", "generator"])
-def test_a_bad_batch_moves_neither_of_two_optimizers(spoiled, policy):
+@pytest.mark.parametrize("corrupted", ["critic", "generator"])
+def test_a_bad_batch_moves_neither_of_two_optimizers(corrupted, policy):
     """With the generator's loss bad the critic has moved already, and goes back."""
     batches = batches_of(6, bad=[3])
-    gan = Gan(spoiled, policy=policy)
+    gan = Gan(corrupted, policy=policy)
     ended = gan.run(batches)
-    wanted = Gan(spoiled).run([b for i, b in enumerate(batches) if i != 3])
+    wanted = Gan(corrupted).run([b for i, b in enumerate(batches) if i != 3])
     assert [i.event.step for i in gan.guard.incidents] == [3]
     assert len(ended) == len(wanted)
     if policy == "skip":
@@ -210,7 +210,7 @@ def test_a_copy_in_the_same_precision_is_a_mistake():
         Guard(model, sgd(copy.deepcopy(model)))
 
 
-def test_copies_that_do_not_match_are_refused_and_the_rule_is_told():
+def test_copies_that_do_not_match_are_refused_and_the_rule_is_reported():
     model = linear().half()
     with pytest.raises(UsageError) as caught:
         Guard(model, torch.optim.SGD([model.weight.detach().float().requires_grad_()], lr=0.1))

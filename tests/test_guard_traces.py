@@ -214,7 +214,7 @@ def test_a_loader_that_counts_for_itself_gives_each_batch_once():
 
 
 class Counting(nn.Module):
-    """Its buffer is spoiled by a batch of one, while it trains."""
+    """Its buffer is corrupted by a batch of one, while it trains."""
 
     def __init__(self):
         super().__init__()
@@ -254,7 +254,7 @@ def test_complex_numbers_are_traced():
 
 
 @pytest.mark.parametrize("where", ["trace", "diagnosis"])
-def test_an_error_of_ours_is_told_and_the_training_goes_on(where, monkeypatch, capsys):
+def test_an_error_of_ours_is_reported_and_the_training_goes_on(where, monkeypatch, capsys):
     def broken(*args, **kwargs):
         raise LookupError("lost")
 

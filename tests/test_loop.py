@@ -127,7 +127,7 @@ LOOPS = [
 ]  # fmt: skip
 
 
-def test_a_loop_that_looks_at_its_loss_itself_is_told_and_goes_on_as_it_would_alone():
+def test_a_loop_that_looks_at_its_loss_itself_is_reported_and_goes_on_as_it_would_alone():
     """Only what the bad forward has written into the statistics of the batch norm is put back."""
     found, steps = trained(looking, data(bad=[3]), True)
     wanted, _ = trained(looking, data(bad=[3]), False)

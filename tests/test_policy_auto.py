@@ -143,7 +143,7 @@ def test_skip_skips_as_ever_and_changes_nothing(train, tmp_path):
     assert not (tmp_path / "run" / "last_healthy.pt").exists()
 
 
-def test_nobody_is_told_to_clip_who_clips(train):
+def test_clipping_is_not_advised_where_the_loop_clips(train):
     _, (incident,) = train("auto", 1e4, "clips")
     titles = [f.title for f in incident.diagnosis.fixes]
     assert titles and not any("clip the gradient norm" in t for t in titles)

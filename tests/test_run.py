@@ -253,7 +253,7 @@ def test_a_loop_that_is_left_after_the_bad_step_is_explained(script, nursery, tm
 
 
 @pytest.mark.parametrize("kind", ["tensor", "number"])
-def test_a_script_that_leaves_a_bad_batch_out_by_itself_is_left_alone_and_told_why(
+def test_a_script_that_leaves_a_bad_batch_out_by_itself_is_left_alone_and_gets_a_reason(
     kind, nursery, tmp_path
 ):
     script = Script("own_check.py", (3,), "aten.log1p", None, "loss", args=(kind,))
@@ -452,7 +452,7 @@ def test_incidents_go_to_a_folder_named_after_the_script(nursery, tmp_path):
     ]
 
 
-def test_the_incident_is_told_once_in_full_and_then_in_one_line(both):
+def test_the_incident_is_reported_once_in_full_and_then_in_one_line(both):
     done = both(next(s for s in WITH_LOADER if s.name == "epoch_scheduler.py")).done
     lines = done.err.splitlines()
     assert (

@@ -308,7 +308,7 @@ def test_a_learning_rate_of_numpys_that_is_not_a_number():
     assert all_finite(model, optimizer)
 
 
-def test_weights_that_are_bad_from_the_start_are_told_at_the_first_step():
+def test_weights_that_are_bad_from_the_start_are_reported_at_the_first_step():
     model = linear()
     with torch.no_grad():
         model.bias.fill_(NAN)

@@ -57,7 +57,7 @@ def as_file(module):
 
 
 @pytest.mark.parametrize(
-    ("form", "most", "most_that_ran"), [("guard.step", 20, 114), ("stayfinite run", 22, 144)]
+    ("form", "most", "most_that_ran"), [("guard.step", 20, 118), ("stayfinite run", 22, 149)]
 )
 def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
     form, most, most_that_ran, walks

@@ -89,6 +89,6 @@ def _said(text: str, location: Any) -> str:
 
 
 def _is_cell(file: str) -> bool:
-    """A kernel compiles a cell under the name of a temporary file, which tells a reader nothing."""
+    """A kernel compiles a cell under the name of a temporary file, which means nothing to a reader."""
     folder, name = os.path.split(file)
     return os.path.basename(folder).startswith("ipykernel_") or name.startswith("<ipython")

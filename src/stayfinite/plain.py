@@ -10,6 +10,7 @@ import dataclasses
 import math
 import types
 import typing
+import weakref
 from typing import Any, TypeVar
 
 from .errors import UsageError
@@ -19,8 +20,14 @@ __all__ = ["from_plain", "to_plain"]
 
 def to_plain(value: Any) -> Any:
     """Convert a record to dicts, lists and scalars for JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    names = _FIELDS.get(kind)
+    if names is None and dataclasses.is_dataclass(kind):
+        names = _FIELDS[kind] = tuple(f.name for f in dataclasses.fields(kind))
+    if names is not None:
+        return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {str(k): to_plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -31,6 +38,9 @@ def to_plain(value: Any) -> Any:
 
 
 _R = TypeVar("_R")
+_SCALARS = (str, int, bool, type(None))
+_FIELDS: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+"""The fields of each class of records, which are read for every record of an incident."""
 _HINTS: dict[type, dict[str, Any]] = {}
 _NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 

@@ -44,8 +44,8 @@ def test_a_writer_that_pauses_gets_time(tmp_path):
     (tmp_path / "step_1.pt").write_bytes(whole)
     assert follower.poll() == [] and names(follower.poll()) == [("step_1.pt", "healthy")]
     (tmp_path / "cut.pt").write_bytes(whole[:300])
-    told = [names(follower.poll()) for _ in range(8)]
-    assert [t for t in told if t] == [[("cut.pt", "unreadable")]]
+    reported = [names(follower.poll()) for _ in range(8)]
+    assert [t for t in reported if t] == [[("cut.pt", "unreadable")]]
 
 
 def test_the_last_good_one_stays_current(tmp_path):
@@ -96,8 +96,8 @@ def test_the_command_runs_what_it_was_told_to(tmp_path):
     save(home, 1)
     hook = tmp_path / "hook.py"
     hook.write_text(
-        "import json, os, sys; told = json.load(sys.stdin); "
-        f"open({str(tmp_path / 'told')!r}, 'w').write(json.dumps([told, os.environ['STAYFINITE_PATH']]))"
+        "import json, os, sys; report = json.load(sys.stdin); "
+        f"open({str(tmp_path / 'report')!r}, 'w').write(json.dumps([report, os.environ['STAYFINITE_PATH']]))"
     )
     evil = home / "step_2;touch EVIL.pt"
     torch.save({"step": 2, "w": torch.tensor([float("nan")])}, evil)
@@ -112,7 +112,7 @@ def test_the_command_runs_what_it_was_told_to(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        while not (tmp_path / "told").exists() or not (tmp_path / "good").exists():
+        while not (tmp_path / "report").exists() or not (tmp_path / "good").exists():
             assert running.poll() is None
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
@@ -120,8 +120,11 @@ def test_the_command_runs_what_it_was_told_to(tmp_path):
     finally:
         running.kill()
     assert running.returncode == 1, out
-    told, path = json.loads((tmp_path / "told").read_text())
-    assert path == told["path"] == str(evil) and told["findings"][0]["code"] == "nonfinite_tensor"
+    reported, path = json.loads((tmp_path / "report").read_text())
+    assert (
+        path == reported["path"] == str(evil)
+        and reported["findings"][0]["code"] == "nonfinite_tensor"
+    )
     assert (tmp_path / "good").read_text().endswith("step_1.pt\n")
     assert not (tmp_path / "EVIL.pt").exists() and not (home / "EVIL.pt").exists()
     assert "last good: " in out and "1 bad" in out

@@ -167,7 +167,7 @@ def test_a_sharded_bin_checkpoint(tmp_path):
     assert {f.code for f in checkpoint.findings} == {"missing_tensor"}
 
 
-def test_a_file_in_an_unknown_version_is_told(tmp_path):
+def test_a_file_in_an_unknown_version_is_reported(tmp_path):
     for writer in (write_torch, write_legacy):
         path = writer(tmp_path, {"w": torch.rand(2)})
         path.write_bytes(b"\x00" * 100)

@@ -36,7 +36,7 @@ def test_shared_containers_are_walked_once(tmp_path):
     assert "stopped after" not in str(report.findings)
 
 
-def test_time_is_bounded_and_told(tmp_path):
+def test_time_is_bounded_and_reported(tmp_path):
     torch.save({str(i): torch.ones(1) for i in range(3000)}, tmp_path / "many.pt")
     report = scan_file(tmp_path / "many.pt", limits=Limits(max_seconds=1e-9))
     assert report.verdict == "unreadable" and codes(report) == {"limit_exceeded"}
@@ -54,7 +54,7 @@ def test_time_is_bounded_and_told(tmp_path):
     ],
     ids=["lists", "dicts", "marks", "floats", "texts"],
 )
-def test_memory_is_bounded_and_told(tmp_path, body):
+def test_memory_is_bounded_and_reported(tmp_path, body):
     (tmp_path / "fat.pkl").write_bytes(b"\x80\x02" + body + b".")
     report = scan_file(tmp_path / "fat.pkl", limits=Limits(max_memory=10 << 20))
     assert codes(report) == {"limit_exceeded"}
@@ -180,7 +180,7 @@ def test_findings_are_listed_up_to_a_limit(tmp_path):
     assert len(report.findings) == 1000 and "500 more findings are not listed" in report.notes
 
 
-def test_folders_too_deep_are_told_and_the_rest_is_scanned(tmp_path):
+def test_folders_too_deep_are_reported_and_the_rest_is_scanned(tmp_path):
     torch.save({"w": torch.ones(1)}, tmp_path / "good.pt")
     here = os.getcwd()
     os.chdir(tmp_path)
@@ -197,7 +197,7 @@ def test_folders_too_deep_are_told_and_the_rest_is_scanned(tmp_path):
     subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
 
 
-def test_too_many_files_are_told(tmp_path):
+def test_too_many_files_are_reported(tmp_path):
     for i in range(30):
         torch.save({"w": torch.ones(1)}, tmp_path / f"{i}.pt")
     report = scan(tmp_path, limits=Limits(max_entries=20))

@@ -137,7 +137,7 @@ def test_over_http_in_ranges(server, tmp_path):
     assert len(set(Ranges.asked)) == len(Ranges.asked), "a range was fetched twice"
 
 
-def test_a_server_without_ranges_is_told(server, tmp_path):
+def test_a_server_without_ranges_is_reported(server, tmp_path):
     server.has_ranges = False
     save_file({"a": torch.rand(3000, 1500)}, tmp_path / "t.safetensors")
     report = scan_file(f"http://127.0.0.1:{server.server_port}/t.safetensors")
@@ -151,7 +151,7 @@ def test_what_is_not_there_is_wrong_usage(memory):
         scan("nosuchstore://x")
 
 
-def test_addresses_are_told_from_paths():
+def test_addresses_are_distinguished_from_paths():
     assert is_remote("s3://b/x") and is_remote("memory://x") and is_remote("hf://org/model")
     assert not is_remote("C:/x") and not is_remote("a/b.pt") and not is_remote("runs/x://y")
 

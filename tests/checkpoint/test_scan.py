@@ -253,7 +253,7 @@ def test_a_distributed_checkpoint_without_its_file(tmp_path):
     assert "missing_file" in {f.code for r in checkpoint.files for f in r.findings}
 
 
-def test_formats_are_told_by_content_not_by_name(tmp_path):
+def test_formats_are_recognized_by_content_not_by_name(tmp_path):
     torch.save({"w": torch.rand(3)}, tmp_path / "weights.safetensors")
     samples.write_safetensors(tmp_path, {"w": torch.rand(3)})
     os.rename(tmp_path / "file.safetensors", tmp_path / "model.pt")

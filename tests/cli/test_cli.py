@@ -70,7 +70,7 @@ def test_the_installed_command_is_the_same(tmp_path):
     [
         (["run"], "give the script to run: stayfinite run train.py [ARGS]..."),
         (["run", "--policy", "ignore", "x.py"], "unknown policy 'ignore'; choose one of: "),
-        (["run", "--budget", "7", "x.py"], "`budget` must be above 0 and at most 1, got 7.0"),
+        (["run", "--overhead", "7", "x.py"], "`--overhead` must be above 0 and at most 1, got 7.0"),
         (["run", "--max-skips", "0", "x.py"], "`max_consecutive_skips` must be a whole number"),
         (["run", "--nonsense", "x.py"], "No such option"),
         (["fly"], "No such command 'fly'"),

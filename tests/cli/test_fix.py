@@ -237,7 +237,7 @@ def test_a_run_without_an_incident_needs_no_fix(here):
         assert made.exit_code == 1 and "nothing to repair" in made.output
 
 
-def test_failures_of_one_kind_without_a_change_are_told_once(here):
+def test_failures_of_one_kind_without_a_change_are_reported_once(here):
     home = saved(here)
     first = Incident.from_json((home / "incident.json").read_text())
     bare = replace(first, diagnosis=replace(first.diagnosis, fixes=()))

@@ -22,7 +22,7 @@ def asked(args, monkeypatch):
 
 
 def test_each_option_is_known_to_both_with_the_same_default():
-    theirs = {p.name: p for p in COMMAND.params if p.name != "help"}
+    theirs = {p.name: p for p in COMMAND.params if p.name not in ("help", "budget")}
     assert theirs.keys() == {f.name for f in fields(RunOptions)}
     for name, param in theirs.items():
         default = param.default
@@ -36,7 +36,8 @@ def test_each_option_is_known_to_both_with_the_same_default():
         "train.py --help -m x",
         "-m pkg.train --policy raise",
         "--module=pkg.train -m 3",
-        "--policy skip --on-spike=raise --max-skips 7 --budget 0.1 train.py",
+        "--policy skip --on-spike=raise --max-skips 7 --overhead 0.1 train.py",
+        "--budget 0.1 train.py",
         "--deferred --no-resume-check --no-diagnose --show-patches --store-args train.py -- x",
         "--resume-check --diagnose --replay off --run-dir out train.py",
         "--without saves --without loaders --sink logging --on-incident cat train.py",

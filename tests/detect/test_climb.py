@@ -1,4 +1,4 @@
-"""A climb is told from a spike, from noise and from a slow drift."""
+"""A climb is distinguished from a spike, from noise and from a slow drift."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from stayfinite.detect import climb
 LIMIT = 3.4e38
 
 
-def test_steady_growth_is_told_with_the_steps_that_are_left():
+def test_steady_growth_is_reported_with_the_steps_that_are_left():
     found = climb([1.0, 1.2, 0.9, 1.0, 10.0, 100.0, 1000.0], LIMIT)
     assert found.num_steps == 4 and found.steps_left == pytest.approx(35.5, abs=0.1)
 

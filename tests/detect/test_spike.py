@@ -15,11 +15,11 @@ BLOOM = [0.242, 0.947, 2.39, 15.9, 145.0, 960.0]
 
 
 def first_warning(values, watch):
-    return next((i for i, v in enumerate(values) if watch.tell(watch.note(i, v))), None)
+    return next((i for i, v in enumerate(values) if watch.is_first(watch.note(i, v))), None)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
-def test_the_bloom_spike_is_told_by_its_third_step(noise):
+def test_the_bloom_spike_is_reported_by_its_third_step(noise):
     rng = random.Random(0)
     watch = SpikeWatch()
     for i in range(200):
@@ -72,8 +72,8 @@ def test_an_ordinary_training_is_silent():
 
 def test_it_gets_used_to_a_new_level():
     watch = SpikeWatch()
-    told = [watch.tell(watch.note(i, 1.0 if i < 100 else 10.0)) for i in range(300)]
-    assert told.index(True) == 100 and sum(told) == 1
+    reported = [watch.is_first(watch.note(i, 1.0 if i < 100 else 10.0)) for i in range(300)]
+    assert reported.index(True) == 100 and sum(reported) == 1
     assert watch.note(300, 10.1) is None
 
 
@@ -122,11 +122,11 @@ def test_a_training_is_warned_of(capsys):
     assert "warning: the gradient norm is " in capsys.readouterr().err
 
 
-def test_a_spike_in_every_cycle_is_kept_each_time_and_told_ever_more_seldom(capsys):
+def test_a_spike_in_every_cycle_is_kept_each_time_and_reported_ever_more_seldom(capsys):
     guard, _ = train("skip", (USUAL + [50.0]) * 9)
     assert [w.name for w in guard.warnings].count("grad_norm") == 9
-    told = [t for t in capsys.readouterr().err.splitlines() if "gradient norm" in t]
-    assert len(told) == 5 and told[-1].endswith("(8 such warnings by now)")
+    reported = [t for t in capsys.readouterr().err.splitlines() if "gradient norm" in t]
+    assert len(reported) == 5 and reported[-1].endswith("(8 such warnings by now)")
 
 
 def test_the_policy_can_skip_spikes():

@@ -138,9 +138,9 @@ def test_a_script_is_replayed_by_itself(tmp_path):
     first = stayfinite("run", "--run-dir", "run", "loop.py", "8")
     assert first.code == 0, first.err
     (found,) = (tmp_path / "run" / "incidents").iterdir()
-    told = stayfinite("replay", str(found))
-    assert told.code == 2 and "says that this was run: " in told.err
-    assert "loop.py 8" in told.err and told.out == ""
+    reported = stayfinite("replay", str(found))
+    assert reported.code == 2 and "says that this was run: " in reported.err
+    assert "loop.py 8" in reported.err and reported.out == ""
     again = stayfinite("replay", str(found), "--", "loop.py", "8")
     assert again.code == 1, again.err
     assert "the step fails again, at the same operator and line" in again.out

@@ -66,9 +66,9 @@ def crew(server, tmp_path_factory):
         server.stdin.flush()
         code = int(server.stdout.readline())
         errors = [(folder / f"rank{r}.err").read_text() for r in range(world)]
-        told = "\n".join(errors)
-        assert code != 124, f"no end within {LIMIT_SECONDS} s: some rank waits for ever\n{told}"
-        assert code == 0, told
+        reported = "\n".join(errors)
+        assert code != 124, f"no end within {LIMIT_SECONDS} s: some rank waits for ever\n{reported}"
+        assert code == 0, reported
         files = [folder / f"rank{r}.pkl" for r in range(world)]
         known[key] = Run([pickle.loads(f.read_bytes()) for f in files], errors)
         return known[key]

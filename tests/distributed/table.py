@@ -37,7 +37,7 @@ class Found:
         return [r["state"] for r in self.ranks]
 
     @property
-    def told(self) -> Incident | None:
+    def reported(self) -> Incident | None:
         texts = [r.get("incidents", []) for r in self.ranks]
         is_one = len(texts[0]) == 1 and all(t == texts[0] for t in texts)
         return Incident.from_json(texts[0][0]) if is_one else None
@@ -81,10 +81,10 @@ class Table:
             job = {"scenario": scenario, "world": world, "folder": name, "limit": 300, **job}
             code = crew.main(job)
             folder = pathlib.Path(name)
-            told = "\n".join(f.read_text()[-1500:] for f in sorted(folder.glob("rank*.err")))
+            reported = "\n".join(f.read_text()[-1500:] for f in sorted(folder.glob("rank*.err")))
             files = [folder / f"rank{r}.pkl" for r in range(world)]
             if code or not all(f.exists() for f in files):
-                return Found([{"state": None}], f"exit code {code}\n{told}")
+                return Found([{"state": None}], f"exit code {code}\n{reported}")
             return Found([pickle.loads(f.read_bytes()) for f in files])
 
     def without(self, kind: str, left_out: list[int]) -> Found:
@@ -96,7 +96,7 @@ class Table:
     def on_one_rank(self, fault: str) -> Incident | None:
         if fault not in self._alone:
             found = self.run("guarded", 1, **job_of("plain", fault=fault, faulty=0))
-            self._alone[fault] = found.told
+            self._alone[fault] = found.reported
         return self._alone[fault]
 
     def check(self, kind: str, fault: str, policy: str) -> str:
@@ -108,7 +108,7 @@ class Table:
         found = self.run("guarded", self.world, **job)
         if found.errors:
             return found.errors
-        incident = found.told
+        incident = found.reported
         if incident is None:
             return f"the ranks tell different stories, or none: {[len(r['incidents']) for r in found.ranks]}"
         return self._as_without(kind, fault, policy, found, incident) or self._as_alone(

@@ -72,8 +72,8 @@ def test_one_faulty_rank(crew, kind, form, fault):
         check_proved(
             incident, "run by rank 1 alone" if kind == "ddp" else "run by all ranks together"
         )
-    told = ["stayfinite:" in e for e in run.errors]
-    assert told == [True, False], "one rank tells, the others are silent"
+    reported = ["stayfinite:" in e for e in run.errors]
+    assert reported == [True, False], "one rank tells, the others are silent"
     assert "on rank 1" in run.errors[0]
     assert "not applied on any rank" in incident.action.detail or fault == "moment"
 
@@ -107,7 +107,7 @@ def test_a_step_that_is_bad_on_one_rank_alone_is_left_out_by_nobody_alone(crew):
     """Its gradients went bad behind the exchange, in a step on which nobody is asked: no rank hangs or parts from the
     others, and when they see what came of it, all of them go back."""
     settings = {"max_batches": 8, "rank_seconds": 2.0}
-    run = crew("guarded", kind="ddp", form="loop", spoils_at=training.AT, settings=settings)
+    run = crew("guarded", kind="ddp", form="loop", corrupts_at=training.AT, settings=settings)
     assert f"step {training.AT}: a value is not finite on this rank" in run.errors[1]
     assert "a value is not finite on this rank" not in run.errors[0]
     (incident,) = run.incidents
@@ -195,13 +195,13 @@ def test_a_deferred_verdict_that_comes_after_the_end(crew, form):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["step", "loop"])
-def test_a_moment_that_is_corrupt_at_the_end_is_told_and_nothing_is_moved(crew, form):
+def test_a_moment_that_is_corrupt_at_the_end_is_reported_and_nothing_is_moved(crew, form):
     last = training.NUM_BATCHES - 1
     run = crew("guarded", form=form, fault="moment", at=last)
-    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
-    assert [len(t) for t in told] == [0, 1]
-    assert told[1][0].event.symptom == "optimizer_state"
-    assert told[1][0].action.kind == "none"
+    reported = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [len(t) for t in reported] == [0, 1]
+    assert reported[1][0].event.symptom == "optimizer_state"
+    assert reported[1][0].action.kind == "none"
     healthy = crew("plain").ranks[0]["state"]
     assert run.ranks[0]["state"] == healthy
     assert sum(a != b for a, b in zip(run.ranks[1]["state"], healthy)) == 1
@@ -273,14 +273,14 @@ def test_uneven_inputs_with_join(crew, at, fault, policy):
     weights = [r["state"][:4] for r in run.ranks]  # which DDP hands from the last rank to all
     assert weights == [r["state"][:4] for r in rest.ranks]
     assert run.ranks[2]["state"] == rest.ranks[2]["state"]
-    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
-    assert [len(t) for t in told] == [int(4 + 2 * r > at) for r in range(3)]
-    incident = told[2][0]
+    reported = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [len(t) for t in reported] == [int(4 + 2 * r > at) for r in range(3)]
+    incident = reported[2][0]
     assert incident.location.op == {"data": None, "gradient": "SqrtBackward0"}[fault]
     causes = {"data": "bad_input_data", "gradient": "singular_gradient"}
     assert (incident.event.rank, incident.diagnosis.cause) == (2, causes[fault])
-    assert {i.action.kind for t in told for i in t} == {"skipped"}
-    for others in told[:2]:
+    assert {i.action.kind for t in reported for i in t} == {"skipped"}
+    for others in reported[:2]:
         assert all("came from another rank" in i.location.note for i in others)
         assert all(i.diagnosis.cause is None for i in others)
 
@@ -289,12 +289,12 @@ def test_uneven_inputs_with_join(crew, at, fault, policy):
 def test_an_optimizer_that_takes_part_in_a_join_is_left_alone(crew):
     """Its step talks to the ranks that have ended, too: nobody may leave it out."""
     run = crew("joined", fault="gradient", at=2, is_watched=True, has_zero=True)
-    told = [Incident.from_json(t) for r in run.ranks for t in r["incidents"]]
-    assert {(i.event.symptom, i.action.kind) for i in told} == {("parameter", "none")}
+    reported = [Incident.from_json(t) for r in run.ranks for t in r["incidents"]]
+    assert {(i.event.symptom, i.action.kind) for i in reported} == {("parameter", "none")}
 
 
 @pytest.mark.slow
-def test_a_bad_loss_of_one_rank_with_join_is_told_where_the_gradients_are_finite(crew):
+def test_a_bad_loss_of_one_rank_with_join_is_reported_where_the_gradients_are_finite(crew):
     """The others cannot be asked, and there is nothing bad to learn."""
     run = crew("joined", world=2, fault="inf_loss", at=2, is_watched=True)
     assert [r["incidents"] for r in run.ranks] == [[], []]

@@ -46,8 +46,8 @@ def test_a_restart_by_the_launcher_goes_on_in_the_same_run_and_says_from_what(tm
     assert sorted(done.stdout.split("\n"))[1:] == [
         f"rank {r} began at 6 in attempt 1" for r in range(2)
     ]
-    told = "(attempt 2) after it failed; the last good checkpoint that it wrote is checkpoint.pt, after 5"
-    assert told in done.stderr
+    reported = "(attempt 2) after it failed; the last good checkpoint that it wrote is checkpoint.pt, after 5"
+    assert reported in done.stderr
     (home,) = tmp_path.glob("stayfinite-runs/*")
     first = [
         json.loads((home / n).read_text().splitlines()[0])
@@ -72,7 +72,7 @@ def stories(folder: pathlib.Path) -> list[Incident]:
     return [Incident.from_json(f.read_text()) for f in files]
 
 
-def check_told_once(done: subprocess.CompletedProcess, folder: pathlib.Path) -> None:
+def check_reported_once(done: subprocess.CompletedProcess, folder: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     weights = totals(done.stdout)
     assert sorted(weights) == ["0", "1"] and weights["0"] == weights["1"] != "nan"
@@ -80,10 +80,10 @@ def check_told_once(done: subprocess.CompletedProcess, folder: pathlib.Path) -> 
     assert [(i.event.step, i.event.rank) for i in (first, second)] == [(4, 1), (12, 1)]
     assert first.location.op == "aten.log"
     assert first.location.source.startswith("loss = (model(inputs)")
-    told = re.findall(
+    reported = re.findall(
         r"stayfinite: step 4 \(epoch 0[^)]*\): the loss is -inf on rank 1", done.stderr
     )
-    assert len(told) == 1
+    assert len(reported) == 1
     assert done.stderr.count("stayfinite: 2 incidents in 16 steps") == 1
     (home,) = folder.glob("stayfinite-runs/*")
     names = {p.name for p in home.iterdir()}
@@ -93,13 +93,13 @@ def check_told_once(done: subprocess.CompletedProcess, folder: pathlib.Path) -> 
 
 
 def test_torchrun(tmp_path):
-    check_told_once(run(torchrun(str(SCRIPT), "faulty"), tmp_path), tmp_path)
+    check_reported_once(run(torchrun(str(SCRIPT), "faulty"), tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("how", ["spawn", "fork"])
 def test_a_script_that_starts_its_own_processes(tmp_path, how):
     start = run_forked if how == "fork" else run
-    check_told_once(
+    check_reported_once(
         start(["-m", "stayfinite", "run", str(SCRIPT), "faulty", how], tmp_path), tmp_path
     )
 
@@ -145,8 +145,8 @@ def test_accelerate_launch(tmp_path, how):
     weights = totals(done.stdout)
     assert sorted(weights) == ["0", "1"] and weights["0"] == weights["1"] != "nan"
     assert [(i.event.step, i.event.rank) for i in stories(tmp_path)] == [(4, 1), (12, 1)]
-    told = re.findall(r"stayfinite: step 4[^\n]* the loss is -inf on rank 1", done.stderr)
-    assert len(told) == 1
+    reported = re.findall(r"stayfinite: step 4[^\n]* the loss is -inf on rank 1", done.stderr)
+    assert len(reported) == 1
     (home,) = tmp_path.glob("stayfinite-runs/*")
     check_one_run(home, world=2, began=1)
 
@@ -165,7 +165,7 @@ def test_a_framework_that_starts_the_other_ranks_by_a_command(tmp_path):
 
 
 def check_one_run(home: pathlib.Path, world: int, began: int) -> None:
-    """One journal, told once, and the ranks side by side."""
+    """One journal, reported once, and the ranks side by side."""
     assert [p.name for p in home.glob("journal*")] == ["journal.jsonl"]
     ends = [line for line in (home / "journal.jsonl").read_text().splitlines() if '"end"' in line]
     assert len(ends) == 1

@@ -140,7 +140,7 @@ def train(model, optimizer, data, job, scaler=None, on_step=lambda i: None) -> N
             continue
         if job["kind"] == "by_hand":
             gradients_by_hand(model)
-        if i == job.get("spoils_at") and dist.get_rank() == job.get("faulty", 1):
+        if i == job.get("corrupts_at") and dist.get_rank() == job.get("faulty", 1):
             for p in model.parameters():
                 p.grad.div_(torch.zeros(()))  # behind the exchange: no other rank has it
         if job.get("clip"):
@@ -298,8 +298,8 @@ def joined(rank: int, job: dict) -> dict:
             model, optimizer, guard(data) if job.get("is_watched") else data, job | {"kind": "ddp"}
         )
     guard.close()
-    told = [i.to_json() for i in guard.incidents]
-    return {"incidents": told, "count": len(data) // every, "state": state_of(model, optimizer)}
+    reported = [i.to_json() for i in guard.incidents]
+    return {"incidents": reported, "count": len(data) // every, "state": state_of(model, optimizer)}
 
 
 def loop_without_loader(rank: int, job: dict) -> dict:

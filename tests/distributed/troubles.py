@@ -6,6 +6,7 @@ import time
 
 import torch
 import torch.distributed
+import torch.distributed.checkpoint as dcp
 from tests.distributed import training
 
 from stayfinite import BudgetExceededError, Guard
@@ -89,10 +90,10 @@ def _missing(number: int | None, error: Exception):
     def talk(name):
         def said(self, *args):
             seen["count"] += 1
-            told = originals[name](self, *args)
+            reported = originals[name](self, *args)
             if seen["count"] == number:
                 raise error
-            return told
+            return reported
 
         return said
 
@@ -129,10 +130,10 @@ def unused(rank: int, job: dict) -> dict:
         optimizer.zero_grad()
         training.loss_of(lambda x, i=i: model(x, i % 3), batch).backward()
         optimizer.step()
-    told = [i.to_json() for i in guard.incidents] if guard else []
+    reported = [i.to_json() for i in guard.incidents] if guard else []
     if guard:
         guard.close()
-    return {"incidents": told, "state": training.state_of(model, optimizer)}
+    return {"incidents": reported, "state": training.state_of(model, optimizer)}
 
 
 def one_watched(rank: int, job: dict) -> dict:
@@ -177,8 +178,8 @@ def broken_backward(rank: int, job: dict) -> dict:
     for batch in training.batches(rank, "loss"):
         guard.step(training.loss_of, batch)
     guard.close()
-    told = [i.to_json() for i in guard.incidents]
-    return {"incidents": told, "state": training.state_of(model, optimizer)}
+    reported = [i.to_json() for i in guard.incidents]
+    return {"incidents": reported, "state": training.state_of(model, optimizer)}
 
 
 def slow_data(rank: int, job: dict) -> dict:
@@ -204,6 +205,21 @@ def slow_data(rank: int, job: dict) -> dict:
     return {"late": [r.rank for r in load_run(home).ranks if r.is_late]}
 
 
+def _loaded(model, optimizer, home: pathlib.Path) -> list[bytes]:
+    """What a script that resumes from the last healthy state has."""
+    for p in model.parameters():
+        p.detach().zero_()
+    net = getattr(model, "module", model)
+    current = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    if (home / "last_healthy.pt").exists():
+        current = torch.load(home / "last_healthy.pt", weights_only=True)
+    elif (home / "last_healthy").exists():
+        dcp.load(current, checkpoint_id=home / "last_healthy")
+    net.load_state_dict(current["model"])
+    optimizer.load_state_dict(current["optimizer"])
+    return training.state_of(model, optimizer)
+
+
 def runs_away(rank: int, job: dict) -> dict:
     """A learning rate far too large, on all ranks."""
     model = training.make(job["kind"])
@@ -221,10 +237,11 @@ def runs_away(rank: int, job: dict) -> dict:
     except BudgetExceededError as error:
         stopped = str(error)
     guard.close()
+    torch.distributed.barrier()
     return {
         "incidents": [i.to_json() for i in guard.incidents],
         "stopped": stopped,
-        "is_saved": (home / "last_healthy.pt").exists(),
         "loss": loss.item(),
         "state": training.state_of(model, optimizer),
+        "saved": _loaded(model, optimizer, home) if stopped else [],
     }

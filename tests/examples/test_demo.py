@@ -38,7 +38,7 @@ def test_the_broken_training_knows_nothing_of_us(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_story_is_told(name):
+def test_its_story_is_shown(name):
     story = (HOME / name / "README.md").read_text()
     assert "stayfinite run" in story
     assert f"stayfinite demo {name}" in story

@@ -41,7 +41,7 @@ def figures(output):
 
 
 @pytest.mark.slow
-def test_plainly_one_batch_spoils_every_validation(runs):
+def test_plainly_one_batch_corrupts_every_validation(runs):
     base, outputs = runs
     lines = outputs["plain"].out.splitlines()
     is_nan = [line.endswith("loss=nan") for line in lines if line.startswith("Train")]

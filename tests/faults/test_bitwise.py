@@ -84,9 +84,9 @@ def test_a_healthy_run_is_the_plain_run(form, precision, tmp_path, as_script):
 @pytest.mark.parametrize("defect", recipe.DEFECTS)
 def test_the_comparison_would_see_it(defect, tmp_path):
     """The plain run with the bad batch ends differently; so do runs that differ in one draw."""
-    spoiled, _ = train("plain", "adamw", "fp32", defect, False, tmp_path)
+    corrupted, _ = train("plain", "adamw", "fp32", defect, False, tmp_path)
     clean, _ = train("plain", "adamw", "fp32", defect, True, tmp_path)
-    changed = differences(spoiled, clean)
+    changed = differences(corrupted, clean)
     assert "model last.weight" in changed
     assert {"rng torch", "rng python", "rng numpy", "scheduler last_epoch"} <= set(changed)
 

@@ -33,7 +33,7 @@ class Fault:
         return 4.0 if self.is_healthy else {"nan": -1.0, "+inf": 0.0, "-inf": 0.0}[self.value]
 
 
-def spoil(value, number):
+def corrupt(value, number):
     """NaN, +Inf or -Inf, made by an operator from a finite number; or something ordinary."""
     if value == "nan":
         return torch.sqrt(number)
@@ -43,7 +43,7 @@ def spoil(value, number):
 
 
 class SpoilGradient(torch.autograd.Function):
-    """The identity; its derivative is spoiled."""
+    """The identity; its derivative is corrupted."""
 
     @staticmethod
     def forward(ctx, x, value, number):
@@ -52,7 +52,7 @@ class SpoilGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad + spoil(ctx.value, grad.new_tensor(ctx.number)), None, None
+        return grad + corrupt(ctx.value, grad.new_tensor(ctx.number)), None, None
 
 
 class Tap(nn.Module):
@@ -64,12 +64,12 @@ class Tap(nn.Module):
     def forward(self, x, mark):
         place = self.fault.place if mark else None
         if place == "activation":
-            x = x + spoil(self.fault.value, x.detach().float().mean() * 0 + self.fault.number())
+            x = x + corrupt(self.fault.value, x.detach().float().mean() * 0 + self.fault.number())
         if place == "gradient":
             x = SpoilGradient.apply(x, self.fault.value, self.fault.number())
         if place == "buffer":
             with torch.no_grad():
-                self.level.copy_(spoil(self.fault.value, self.level * 0 + self.fault.number()))
+                self.level.copy_(corrupt(self.fault.value, self.level * 0 + self.fault.number()))
         return x
 
 
@@ -104,9 +104,9 @@ class SpoilingSGD(torch.optim.SGD):
         if probe.grad is not None and probe.grad > 0.5:
             number = weight.new_tensor(self.fault.number())
             if self.fault.place == "parameter":
-                weight[1].copy_(spoil(self.fault.value, number))
+                weight[1].copy_(corrupt(self.fault.value, number))
             if self.fault.place == "optimizer_state":
-                self.state[weight]["momentum_buffer"][2].copy_(spoil(self.fault.value, number))
+                self.state[weight]["momentum_buffer"][2].copy_(corrupt(self.fault.value, number))
         return result
 
 
@@ -142,7 +142,7 @@ def loss_of(model, batch):
         loss = (guess - y).pow(2).mean()
     loss = loss.float() + model.probe * mark
     if mark and fault.place == "loss":
-        loss = loss + spoil(fault.value, loss.detach() * 0 + fault.number())
+        loss = loss + corrupt(fault.value, loss.detach() * 0 + fault.number())
     return loss
 
 

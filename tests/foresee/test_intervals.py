@@ -38,7 +38,7 @@ LABELS = torch.tensor([0, 1, 2, 1])
         (lambda x: x.pow(-2), {"x": ANY}, "aten.pow", "x is 0 under the power -2"),
     ],
 )
-def test_what_can_fail_is_told_with_its_condition(f, ranges, op, condition):
+def test_what_can_fail_is_reported_with_its_condition(f, ranges, op, condition):
     assert failing(judged(f, ranges)) == {op: condition}
 
 

@@ -208,6 +208,15 @@ def test_lengths_are_known_where_later_batches_are_longer_than_the_first():
     assert [p.kind for p in parts_of(beyond)] == ["input", "tokens", "labels"]
 
 
+def test_a_length_may_fill_the_room_that_its_sequences_have():
+    fills = {}
+    for name, own in (("short", torch.tensor([3, 5, 4, 2, 5, 4])), ("full", LENGTHS)):
+        found = made([{"x": X, "lens": own, "y": Y}])["length"]
+        fills[name] = [c.level for c, batch in found if "as there is room" in c.what]
+        assert all(int(batch["lens"].max()) <= 8 for _, batch in found)
+    assert fills == {"short": ["possible"], "full": []}
+
+
 def test_length_of_one_comes_where_lengths_differ_and_never_where_all_are_equal():
     ys = torch.randint(1, 9, (6, 8))
     levels = {}

@@ -255,5 +255,5 @@ def test_a_scripts_loop_ends_as_if_there_had_been_no_bad_batch(loop, tmp_path):
                 )
             )
         assert seen == plain(loop, "loader", bad), bad
-        # Each is told by itself; nothing is found later that a skipped step has left behind.
+        # Each is reported by itself; nothing is found later that a skipped step has left behind.
         assert {i.event.symptom for i in run.engine.incidents} == ({"loss"} if bad else set())

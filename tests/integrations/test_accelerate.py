@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.integrations.watched import line_of, told, under_run
+from tests.integrations.watched import line_of, reported, under_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -94,11 +94,11 @@ def test_the_incident_is_the_one_that_run_gives(tmp_path):
         call()
     _, (other,) = under_run(call, tmp_path / "run")
     (mine,) = protection.incidents
-    assert told(mine) == told(other)
+    assert reported(mine) == reported(other)
     assert mine.diagnosis.cause == "zero_denominator"
 
 
-def test_the_trackers_are_told(tmp_path):
+def test_the_trackers_get_the_incident(tmp_path):
     tracker = Tracker()
     accelerator = Accelerator(cpu=True, log_with=[tracker])
     accelerator.init_trackers("one")

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from tests.integrations.watched import line_of, told, under_run
+from tests.integrations.watched import line_of, reported, under_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -107,7 +107,7 @@ def test_one_callback_finds_the_line_and_leaves_the_step_out(made, options, step
     one.fit(module, batches())
     first = callback.incidents[0]
     assert (first.event.step, first.location.op, first.location.line) == (step, "aten.log", LINE)
-    assert all(told(i)[:9] == told(first)[:9] for i in callback.incidents)
+    assert all(reported(i)[:9] == reported(first)[:9] for i in callback.incidents)
     assert len(callback.incidents) == made.get("num_optimizers", 1)
     assert one.global_step == num_steps  # a replay counts no step
     assert is_finite(module)
@@ -118,7 +118,7 @@ def test_the_incident_is_the_one_that_run_gives(tmp_path):
     trainer(callback).fit(model(), batches())
     _, (other,) = under_run(lambda: trainer().fit(model(), batches()), tmp_path / "run")
     (mine,) = callback.incidents
-    assert told(mine) == told(other)
+    assert reported(mine) == reported(other)
     assert mine.diagnosis.cause == "domain_error"
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.integrations.watched import line_of, told, under_run
+from tests.integrations.watched import line_of, reported, under_run
 from tests.launch import alone
 from torch import nn
 
@@ -97,7 +97,7 @@ def test_the_incident_is_the_one_that_run_gives(tmp_path):
     trainer(tmp_path / "a", callback).train()
     _, (other,) = under_run(trainer(tmp_path / "b").train, tmp_path / "run")
     (mine,) = callback.incidents
-    assert told(mine) == told(other)
+    assert reported(mine) == reported(other)
     assert mine.diagnosis.cause == "domain_error"
 
 

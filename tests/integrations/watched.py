@@ -13,7 +13,7 @@ def under_run(call, folder, **settings):
     return run.run_call(call), run.engine.incidents
 
 
-def told(incident):
+def reported(incident):
     """What an incident says of the failure, whoever reported it."""
     event, location = incident.event, incident.location
     chain = [(link.op, link.role, link.line) for link in location.chain]

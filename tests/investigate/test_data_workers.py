@@ -1,4 +1,4 @@
-"""A batch that one of the loader's own processes has spoiled."""
+"""A batch that one of the loader's own processes has corrupted."""
 
 import inspect
 

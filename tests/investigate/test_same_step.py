@@ -58,7 +58,7 @@ class Climbing(torch.optim.SGD):
         return loss
 
 
-def test_an_optimizer_that_spoils_its_weights_between_two_evaluations_is_no_hardware(tmp_path):
+def test_an_optimizer_that_corrupts_its_weights_between_two_evaluations_is_no_hardware(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     optimizer = Climbing(model.parameters(), lr=0.1)

@@ -140,6 +140,7 @@ def test_a_shift_that_may_change_the_result_is_not_proved_without_a_healthy_step
         return torch.exp(model(x)).mean()
 
     model = nn.Linear(4, 1)
+    nn.init.ones_(model.weight)
     guard = trained(
         model, torch.optim.SGD(model.parameters(), lr=1e-3), loss, [1e4 * torch.ones(2, 4)]
     )

@@ -76,8 +76,8 @@ def test_after_an_incident_with_flags_and_our_own_knob(home, tmp_path):
     shutil.rmtree(home / "out")
     (incident,) = (tmp_path / "run" / "incidents").iterdir()
     before = tree(home)
-    told = ladder(home, "--after-incident", str(incident), "--try", "width=4")
-    assert told.code == 2 and "the incident says that this was run: " in told.err
+    reported = ladder(home, "--after-incident", str(incident), "--try", "width=4")
+    assert reported.code == 2 and "the incident says that this was run: " in reported.err
     done = ladder(
         home, "--after-incident", str(incident), "--try", "stayfinite:autocast=off", "--try",
         "width=4", "--margin", "1", "--run-dir", str(tmp_path / "kept"), "--json",

@@ -62,14 +62,14 @@ def has_ended(pid):
 
 def test_answers_crashes_and_deaths_are_distinguished(tmp_path):
     jobs = [job(tmp_path, act) for act in ("answer", "crash", "die")]
-    told = []
-    Pool(3, timeout=300).run(jobs, lambda j, is_over: told.append(j.label) if is_over else None)
+    reported = []
+    Pool(3, timeout=300).run(jobs, lambda j, is_over: reported.append(j.label) if is_over else None)
     found = [_outcome((), j) for j in jobs]
     assert [o.status for o in found] == ["survived", "crashed", "crashed"]
     assert found[0].step == 3
     assert [o.text for o in found[1:]] == ["ValueError: no such data", "killed by signal 9"]
     assert last_words(jobs[1]) == "ValueError: no such data"
-    assert sorted(told) == ["answer", "crash", "die"]
+    assert sorted(reported) == ["answer", "crash", "die"]
 
 
 def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def test_a_library_between_torch_and_the_user_is_the_library_line():
     assert place_of([TORCH, PACKAGE, USER]) == frames.Place(USER, PACKAGE)
 
 
-def test_machinery_and_our_own_frames_are_never_told():
+def test_machinery_and_our_own_frames_are_never_reported():
     assert place_of([OWN, MODULE, USER]) == frames.Place(USER, None)
 
 
@@ -35,7 +35,7 @@ def test_the_innermost_line_of_the_user_counts():
     assert place_of([TORCH, USER, outer]).user == USER
 
 
-def test_code_wholly_in_packages_is_told_by_its_innermost_line():
+def test_code_wholly_in_packages_is_reported_by_its_innermost_line():
     place = place_of([TORCH, PACKAGE, Frame(PACKAGE.file, 40, "fit"), STDLIB])
     assert place == frames.Place(PACKAGE, TORCH)
 

@@ -213,7 +213,7 @@ def test_plus_infinity_in_the_batch_is_no_mask_either():
     assert location.chain[0].label == "batch x"
 
 
-def test_a_written_infinity_that_nothing_masks_is_told_at_its_use():
+def test_a_written_infinity_that_nothing_masks_is_reported_at_its_use():
     def body(x):
         return (x * INF).sum()
 

@@ -18,14 +18,14 @@ def in_data(name: str, check: str, where: str, status: str, build: Callable[[], 
 
 
 def classifier(change: Callable[[Tensor, Tensor], Any] | None = None, **more: Any) -> Any:
-    """A classifier whose data `change` spoils in place."""
+    """A classifier whose data `change` corrupts in place."""
 
     def build() -> Target:
         torch.manual_seed(0)
         num = more.get("num", 128)
         x, y = clusters(num)
-        spoiled = change(x, y) if change is not None else None
-        data = spoiled if isinstance(spoiled, Dataset) else TensorDataset(x, y)
+        corrupted = change(x, y) if change is not None else None
+        data = corrupted if isinstance(corrupted, Dataset) else TensorDataset(x, y)
         model = more.get("model", lambda: nn.Linear(16, 4))()
         loads = DataLoader(data, batch_size=16, shuffle=more.get("shuffle", True))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -49,16 +49,16 @@ def label(sample: int, value: int) -> Callable[[Tensor, Tensor], None]:
 
 
 class Samples(Dataset):
-    """One sample is spoiled when it is asked for."""
+    """One sample is corrupted when it is asked for."""
 
-    def __init__(self, x: Tensor, y: Tensor, at: int, spoil: Callable[[Tensor], Tensor]) -> None:
-        self.x, self.y, self.at, self.spoil = x, y, at, spoil
+    def __init__(self, x: Tensor, y: Tensor, at: int, corrupt: Callable[[Tensor], Tensor]) -> None:
+        self.x, self.y, self.at, self.corrupt = x, y, at, corrupt
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, i: int) -> Any:
-        x = self.spoil(self.x[i]) if i == self.at else self.x[i]
+        x = self.corrupt(self.x[i]) if i == self.at else self.x[i]
         return {"x": x, "label": self.y[i]}
 
 

@@ -391,7 +391,7 @@ def test_steps_in_a_row_are_those_that_fit_one_run_of_a_short_loop(checked):
     assert rate.value.startswith("7 steps, loss: x1 ")
 
 
-def test_a_loss_with_a_state_of_its_own_is_put_back_after_a_batch_that_spoils_it(checked):
+def test_a_loss_with_a_state_of_its_own_is_put_back_after_a_batch_that_corrupts_it(checked):
     """And that batch, which holds a NaN, is no matter of the learning rate."""
     report = checked(
         """

@@ -169,7 +169,7 @@ def test_looking_ahead_leaves_the_schedule_where_it_was():
     assert (found.status, found.subject) == ("pass", "OneCycleLR")
 
 
-def test_bad_rate_is_told_at_the_line_of_the_formula_that_gives_it():
+def test_bad_rate_is_reported_at_the_line_of_the_formula_that_gives_it():
     def factor(step):
         left = 1 - step / 10
         rate = left**0.9

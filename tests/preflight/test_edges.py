@@ -66,14 +66,14 @@ def test_break_with_data_that_nobody_would_feed_is_shown_with_pedantic_only():
     assert found["edges/blank-batch"].status == "warn"
 
 
-def test_batch_that_breaks_a_line_that_is_told_already_is_not_called_finite():
+def test_batch_that_breaks_a_line_that_is_reported_already_is_not_called_finite():
     place = Location(file="train.py", line=3, op="aten.div")
     breaks = {"one sample of batch[0] all zero": place, "constant": place}
     found = answer(Subject(models={}, batches=[(X, Y)]), breaks)
     problems = [f for f in found.values() if f.is_problem]
     assert len(problems) == 1 and "more like it" in problems[0].value
-    told = {"edges/blank", "edges/constant"} & {f.check for f in found.values()}
-    assert told == {problems[0].check}
+    reported = {"edges/blank", "edges/constant"} & {f.check for f in found.values()}
+    assert reported == {problems[0].check}
 
 
 def test_batch_that_breaks_at_no_known_place_is_not_called_finite():
@@ -141,7 +141,7 @@ def test_finding_has_the_place_and_the_cause_of_an_incident_and_its_batch_is_kep
     assert sorted(p.name for p in (tmp_path / "incidents").iterdir()) == [folder.name]
 
 
-def test_first_batch_that_breaks_is_told_with_its_place_and_cause():
+def test_first_batch_that_breaks_is_reported_with_its_place_and_cause():
     model, loss_fn, loads, optimizer = divides()
     loads[0][1][2] = False
     found = check((model, loss_fn, loads, optimizer), only=["forward"]).findings

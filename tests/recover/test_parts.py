@@ -104,7 +104,7 @@ def test_when_all_are_bad_it_raises(reduce):
         ([1.0], "but 'part 0' has float"),
     ],
 )
-def test_wrong_parts_are_told(parts, words):
+def test_wrong_parts_are_reported(parts, words):
     with pytest.raises(UsageError) as caught:
         finite_mean(parts)
     assert words in str(caught.value)
@@ -258,20 +258,20 @@ def test_limits_for_the_whole_process():
         ("", {"max_abs": 1}, "`pattern` must be a name such as '*.alpha', got ''"),
     ],
 )  # fmt: skip
-def test_wrong_limits_are_told(pattern, options, words):
+def test_wrong_limits_are_reported(pattern, options, words):
     _, guard = each_step()
     with pytest.raises(UsageError) as caught:
         guard.watch(pattern, **options)
     assert words in str(caught.value)
 
 
-def test_ranks_that_the_script_starts_itself_are_told_once_that_parts_are_for_one():
-    told = []
+def test_ranks_that_the_script_starts_itself_are_reported_once_that_parts_are_for_one():
+    reported = []
     host = SimpleNamespace(
-        ranks=SimpleNamespace(has_others=True), monitor=SimpleNamespace(warn=told.append)
+        ranks=SimpleNamespace(has_others=True), monitor=SimpleNamespace(warn=reported.append)
     )
     redo = PartRedo(host)
     assert not any(redo.can(SimpleNamespace(step=n), "loss") for n in range(3))
-    assert [e.message for e in told] == [
+    assert [e.message for e in reported] == [
         "policy parts is for one rank: with several, a bad step is skipped on all of them"
     ]

@@ -51,11 +51,11 @@ def test_a_stage_that_passes_changes_the_running_optimizer(file, capsys):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.15)
         assert optimizer.param_groups[0]["weight_decay"] == 1e-4
         assert guard.plan.has_passed
-    told = capsys.readouterr().err
-    assert "stage 'validate' has passed" in told
-    assert "the learning rate is 0.15 (was 0.1)" in told
-    assert "batch_size cannot be changed while it runs" in told
-    assert "every stage has passed" in told
+    reported = capsys.readouterr().err
+    assert "stage 'validate' has passed" in reported
+    assert "the learning rate is 0.15 (was 0.1)" in reported
+    assert "batch_size cannot be changed while it runs" in reported
+    assert "every stage has passed" in reported
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_progress_of_another_plan_is_refused(file, tmp_path):
         make(file, tmp_path)
 
 
-def test_wrong_plans_are_told(tmp_path):
+def test_wrong_plans_are_reported(tmp_path):
     (tmp_path / "p.yaml").write_text("just words")
     with pytest.raises(UsageError, match="must be a list of stages"):
         StagedPlan.from_file(tmp_path / "p.yaml")

@@ -27,7 +27,7 @@ def test_a_policy_passes_through():
     assert Policy.parse(policy) is policy
 
 
-def test_a_good_batch_that_only_the_loss_scale_spoils_breaks_the_row_of_bad_ones():
+def test_a_good_batch_that_only_the_loss_scale_corrupts_breaks_the_row_of_bad_ones():
     """mmgcn: every few batches one was fine, and each halved the scale towards one that works."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

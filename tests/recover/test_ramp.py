@@ -1,4 +1,4 @@
-"""Back to mixed precision by careful steps, with every move told."""
+"""Back to mixed precision by careful steps, with every move reported."""
 
 import pytest
 import torch
@@ -159,7 +159,7 @@ def test_with_a_guard_it_rises_falls_and_rises_again(form, capsys):
         ({"watch_batches": 0, "patience": 0.5}, "`patience` must be at least 1, got 0.5"),
     ],
 )
-def test_wrong_settings_are_told(options, words):
+def test_wrong_settings_are_reported(options, words):
     with pytest.raises(UsageError) as caught:
         ramp(**options)
     assert words in str(caught.value)
@@ -240,6 +240,6 @@ def test_a_plan_resumes():
         StagedPlan([Stage(name="x", steps=1)]).load_state_dict(plan.state_dict())
 
 
-def test_unknown_keys_of_a_stage_are_told():
+def test_unknown_keys_of_a_stage_are_reported():
     with pytest.raises(UsageError, match="stage 0: unknown keys stepz; known: changes"):
         StagedPlan.from_data([{"name": "a", "stepz": 3}])

@@ -108,7 +108,7 @@ def test_a_script_is_stopped_when_the_ladder_ends(tmp_path, run):
         (["--on-spike", "panic"], "unknown `on_spike` 'panic'; choose one of: ignore, warn"),
     ],
 )
-def test_a_wrong_policy_is_told(options, words, tmp_path, run):
+def test_a_wrong_policy_is_reported(options, words, tmp_path, run):
     out = run(TRAIN, "3", options=options)
     shown = " ".join(out.stderr.replace("│", " ").split())
     assert out.returncode == 2
@@ -152,7 +152,7 @@ def test_a_bad_checkpoint_that_is_cast_first_is_refused_under_run(tmp_path, run)
     assert run(script, "step_1.pt").stdout == "resumed\n"
 
 
-def test_a_rate_that_comes_back_is_told_under_run(tmp_path, run):
+def test_a_rate_that_comes_back_is_reported_under_run(tmp_path, run):
     checkpoint(tmp_path / "a.pt", 0.5, lr=0.4)
     out = run(RESUME, "a.pt")
     assert (out.returncode, out.stdout) == (0, "resumed\n")
@@ -192,8 +192,8 @@ EXPORT = """
 def test_a_script_may_read_back_what_was_held_back(how, run):
     out = run(EXPORT, how)
     assert (out.returncode, out.stdout) == (1, "read 1\n")
-    told = [line for line in out.stderr.splitlines() if line.endswith(" instead")]
-    assert told == [
+    reported = [line for line in out.stderr.splitlines() if line.endswith(" instead")]
+    assert reported == [
         "stayfinite: model.pt was held back because it is not finite, and nothing lies there; "
         "reading model.nonfinite.pt instead"
     ]

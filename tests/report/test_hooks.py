@@ -1,4 +1,4 @@
-"""Commands and requests on an incident: told everything, and never in the way."""
+"""Commands and requests on an incident: they get everything, and are never in the way."""
 
 import http.server
 import json

@@ -103,7 +103,7 @@ def test_every_link_has_its_target(page):
     assert len(targets) >= 7 and targets <= set(ids)
 
 
-def test_the_same_incident_hundreds_of_times_is_told_once(tmp_path):
+def test_the_same_incident_hundreds_of_times_is_reported_once(tmp_path):
     write_run(tmp_path / "many", num_steps=301, bad=tuple(range(301)))
     page = render_html(load_run(tmp_path / "many"))
     assert page.count('<article class="incident"') == 1
@@ -167,7 +167,7 @@ def test_pipes_in_an_incident_do_not_hang(tmp_path):
     "text",
     ["[" * 100_000, '{"kind": "stayfinite.incident", "id": ' + "9" * 5000 + "}", "{}", "\x00"],
 )
-def test_a_damaged_incident_is_told_in_words(tmp_path, text):
+def test_a_damaged_incident_is_reported_in_words(tmp_path, text):
     (tmp_path / "incident.json").write_text(text)
     with pytest.raises(UsageError):
         load_run(tmp_path)
@@ -260,7 +260,7 @@ def test_markdown_to_a_file_and_plots(run, tmp_path):
         ((".", "--map", "x"), "field=key"),
     ],
 )
-def test_wrong_usage_is_told_and_exits_with_2(args, words, monkeypatch, tmp_path):
+def test_wrong_usage_is_reported_and_exits_with_2(args, words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     done = invoke(*args)
     assert done.exit_code == 2
@@ -277,10 +277,10 @@ def test_incidents_that_cannot_be_read_are_named(tmp_path):
 
 def test_the_script_s_own_counters_stand_beside_the_step_and_no_operator_is_made_up(run):
     view = load_run(run)
-    told = view.incidents[0]
-    event = replace(told.event, counters={"step": 76, "epoch": 1})
-    where = replace(told.location, op=None, chain=())
-    view.incidents = [replace(told, event=event, location=where)]
+    reported = view.incidents[0]
+    event = replace(reported.event, counters={"step": 76, "epoch": 1})
+    where = replace(reported.location, op=None, chain=())
+    view.incidents = [replace(reported, event=event, location=where)]
     for text in (render_html(view), render_markdown(view)):
         assert "in the script step = 76, epoch = 1" in text
         assert "born in" not in text.lower() and "operator is not known" in text

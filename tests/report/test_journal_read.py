@@ -277,7 +277,7 @@ def test_a_pipe_is_no_journal(tmp_path):
     assert Tail(tmp_path / "journal.jsonl").poll() is False
 
 
-def test_a_log_that_is_too_large_is_read_in_part_and_told(tmp_path, monkeypatch):
+def test_a_log_that_is_too_large_is_read_in_part_and_reported(tmp_path, monkeypatch):
     from stayfinite.report import journal_read
 
     monkeypatch.setattr(journal_read, "_BLOCK", 1000)
@@ -305,7 +305,7 @@ def long_log(path, num_lines=60_000):
             file.write(json.dumps({"step": i, "loss": 1.0 / (i + 1), "note": "x" * 60}) + "\n")
 
 
-def test_the_time_for_a_log_is_bounded_and_told(tmp_path):
+def test_the_time_for_a_log_is_bounded_and_reported(tmp_path):
     long_log(tmp_path / "log.jsonl")
     cut = read_journal(tmp_path / "log.jsonl", max_seconds=1e-9)
     assert cut.cut.startswith("stopped after 1e-09 s: limit_exceeded")

@@ -137,7 +137,7 @@ def test_options_that_contradict_each_other_are_refused(finished, options, said)
     assert result.exit_code == 2 and said in result.stderr
 
 
-def test_a_port_that_is_taken_is_told(server, finished):
+def test_a_port_that_is_taken_is_reported(server, finished):
     port = str(urlsplit(server.address).port)
     result = CliRunner().invoke(app, ["watch", str(finished), "--web", "--port", port])
     assert result.exit_code == 2 and f"port {port} cannot be had" in result.stderr

@@ -51,13 +51,13 @@ def test_an_average_step_in_its_parts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spoiled",
+    "corrupted",
     [{"timed": -1}, {"seconds": "1"}, {"between": None}, {"forward": float("nan")}, {"rank": "0"}],
 )
-def test_a_file_that_nobody_has_written_like_that_is_left_out(tmp_path, spoiled):
+def test_a_file_that_nobody_has_written_like_that_is_left_out(tmp_path, corrupted):
     rows(tmp_path, (5, 20), (7, 21), (6, 20))
     file = tmp_path / "ranks" / "rank1.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | spoiled))
+    file.write_text(json.dumps(json.loads(file.read_text()) | corrupted))
     assert [r.rank for r in rank_rows(tmp_path, [])] == [0, 2]
 
 

@@ -70,8 +70,8 @@ def test_tensorboard_reads_its_own_files(tmp_path):
     assert math.isnan(loss[4][1]) and loss[9][1] == pytest.approx(0.1)
     assert [e.value for e in events.Scalars("nonfinite")] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
     assert {"lr", "scale", "parts/text", "grad_norm", "skipped"} <= set(events.Tags()["scalars"])
-    told = [t.tensor_proto.string_val[0].decode() for t in events.Tensors("events")]
-    assert "log_of_zero" in told[0] and "checkpoint good" in told[1]
+    reported = [t.tensor_proto.string_val[0].decode() for t in events.Tensors("events")]
+    assert "log_of_zero" in reported[0] and "checkpoint good" in reported[1]
     (story,) = events.Tensors("incidents")
     assert "### Step 4: the loss is nan" in story.tensor_proto.string_val[0].decode()
     assert "log_of_zero" in (tmp_path / "tensorboard" / f"{saved.id}.html").read_text()

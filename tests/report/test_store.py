@@ -13,11 +13,11 @@ INCIDENT = Incident(id="step000003-abc", event=Event(step=3, phase="loss", value
 
 
 def test_json_and_text_side_by_side(tmp_path):
-    told = []
-    saved = RunFolder(tmp_path / "a" / "b", say=told.append).save(INCIDENT)
+    reported = []
+    saved = RunFolder(tmp_path / "a" / "b", say=reported.append).save(INCIDENT)
     home = tmp_path / "a" / "b" / "incidents" / "step000003-abc"
     assert saved.path == str(home)
-    assert told == [saved]
+    assert reported == [saved]
     assert sorted(p.name for p in home.iterdir()) == ["incident.json", "incident.txt"]
     assert json.loads((home / "incident.json").read_text())["event"]["value"] == "nan"
     assert (home / "incident.txt").read_text().startswith("stayfinite: step 3 (epoch 0): the loss")
@@ -32,11 +32,11 @@ def test_no_folder_no_file(tmp_path, monkeypatch, capsys):
 
 def test_a_folder_that_cannot_be_written_warns_once(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    told = []
-    folder = RunFolder(tmp_path / "file", say=told.append)
+    reported = []
+    folder = RunFolder(tmp_path / "file", say=reported.append)
     assert folder.save(INCIDENT).path is None
     assert folder.save(INCIDENT).path is None
-    assert len(told) == 2
+    assert len(reported) == 2
     assert capsys.readouterr().err == (
         f"stayfinite: cannot write to {tmp_path / 'file'} (Not a directory); "
         "the training goes on, incidents are not saved\n"
@@ -70,7 +70,7 @@ def test_the_total_has_a_limit_that_counts_earlier_sessions(tmp_path):
     assert "this run has 0 MB of them, the limit is 0 MB" in keep(again, incident(3, line=3))
 
 
-def test_one_that_is_too_large_is_told(tmp_path):
+def test_one_that_is_too_large_is_reported(tmp_path):
     assert "the limit is 512 MB" in CapsuleStore(tmp_path).refuses(incident(1, 1), MAX_BYTES + 1)
 
 

@@ -1,4 +1,4 @@
-"""On the terminal an incident is told in full once; its repetitions are counted, not shouted."""
+"""On the terminal an incident is printed in full once; its repetitions are counted, not shouted."""
 
 from stayfinite.records import Diagnosis, Event, Fix, Incident, Location
 from stayfinite.report import terminal

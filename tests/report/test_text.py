@@ -240,7 +240,7 @@ def test_headlines(incident, line):
     assert headline(incident) == line
 
 
-def test_a_step_that_was_traced_back_is_told():
+def test_a_step_that_was_traced_back_is_reported():
     event = Event(step=3, phase="optimizer", symptom="parameter", name="w", noticed_at_step=6)
     first, second, *_ = render(Incident(id="i", event=event)).splitlines()
     assert first == "stayfinite: step 3 (epoch 0): the parameter w is not finite"
@@ -252,7 +252,7 @@ def test_noticed_at_once_is_not_worth_a_line():
     assert "noticed" not in render(Incident(id="i", event=event))
 
 
-def test_a_note_is_told_even_without_a_place():
+def test_a_note_is_reported_even_without_a_place():
     location = Location(is_reproduced=False, note="was finite when run again")
     text = render(Incident(id="i", event=EVENT, location=location))
     assert "  note      was finite when run again" in text.splitlines()

@@ -20,25 +20,25 @@ def train(lr, num_steps=12, dtype=torch.float32):
 
 
 def test_divergence_is_announced_before_the_first_non_finite_value(capsys):
-    guard, told = train(lr=2.0)
-    assert guard.incidents and told[0].step < guard.incidents[0].event.step
-    text = told[0].message
+    guard, reported = train(lr=2.0)
+    assert guard.incidents and reported[0].step < guard.incidents[0].event.step
+    text = reported[0].message
     assert (
         "has grown from" in text
         and "the range of float32 in about" in text
         and "the largest gradient is in" in text
     )
-    assert f"step {told[0].step}: warning: {text}" in capsys.readouterr().err
+    assert f"step {reported[0].step}: warning: {text}" in capsys.readouterr().err
 
 
-def test_each_climb_is_told_once():
-    _, told = train(lr=2.0)
-    assert len({w.symptom for w in told}) == len(told)
+def test_each_climb_is_reported_once():
+    _, reported = train(lr=2.0)
+    assert len({w.symptom for w in reported}) == len(reported)
 
 
 def test_healthy_training_is_not_warned_of():
-    guard, told = train(lr=0.01, num_steps=60)
-    assert not guard.incidents and not told
+    guard, reported = train(lr=0.01, num_steps=60)
+    assert not guard.incidents and not reported
 
 
 def test_weights_that_climb_are_seen_with_the_deep_checks():
@@ -51,5 +51,7 @@ def test_weights_that_climb_are_seen_with_the_deep_checks():
             with torch.no_grad():
                 model.weight.mul_(1e4)
             guard.engine.monitor.headroom.check_weights(guard.engine.monitor, step)
-    told = [w for w in guard.warnings if w.kind == "headroom"]
-    assert [w.name for w in told] == ["weight"] and "largest weight of weight" in told[0].message
+    reported = [w for w in guard.warnings if w.kind == "headroom"]
+    assert [w.name for w in reported] == ["weight"] and "largest weight of weight" in reported[
+        0
+    ].message

@@ -60,7 +60,7 @@ def test_the_parts_of_the_loss_are_named_as_the_script_names_them(tmp_path):
     assert "lr" not in line
 
 
-def test_gates_are_told_with_their_limits(tmp_path):
+def test_gates_are_reported_with_their_limits(tmp_path):
     incident = incident_of(tmp_path)
     assert incident.location.module == "block"
     (line,) = [e for e in incident.diagnosis.evidence if e.startswith("scalar parameters")]
@@ -93,7 +93,7 @@ def test_a_save_amid_an_iteration_has_its_step_in_it(tmp_path):
     assert any("a.pt, 2 steps ago" in e for e in guard.incidents[0].diagnosis.evidence)
 
 
-def test_a_loop_over_an_underscore_counts_nothing_that_is_told(tmp_path):
+def test_a_loop_over_an_underscore_counts_nothing_that_is_reported(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("for _ in range(3):\n    for i in range(2):\n        x = 1\n")
     assert loop_counters._names(str(script), 3) == ("i",)

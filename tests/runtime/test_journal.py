@@ -52,8 +52,8 @@ def test_every_step_once_with_its_incident_parts_and_layers(tmp_path):
     fine = [r for r in rows if r["step"] != 7]
     assert all(math.isfinite(r["loss"]) and r["grad_norm"] > 0 and r["lr"] == 0.001 for r in fine)
     assert [r["parts"] for r in fine] == [{"a": s, "b": 1} for s in range(20) if s != 7]
-    told = [r for r in lines if r.get("event") == "incident"]
-    assert [(e["step"], e["id"]) for e in told] == [(7, guard.incidents[0].id)]
+    reported = [r for r in lines if r.get("event") == "incident"]
+    assert [(e["step"], e["id"]) for e in reported] == [(7, guard.incidents[0].id)]
     layers = [r for r in lines if r.get("event") == "layers"]
     assert layers[0]["names"] == ["0", "1"] and layers[0]["dtypes"] == ["float32", "float32"]
     assert all(0 < w < 1 for w in layers[-1]["weight"])
@@ -180,7 +180,7 @@ def test_layers_show_largest_weight_gradient_and_update():
 
 @pytest.mark.slow
 def test_run_journals_by_default_and_tells_a_command(tmp_path):
-    hook = f"cat >> {tmp_path}/told.json; echo >> {tmp_path}/told.json"
+    hook = f"cat >> {tmp_path}/reported.json; echo >> {tmp_path}/reported.json"
     (tmp_path / "train.py").write_text(Path(attention.__file__).read_text())
     args = ["-m", "stayfinite", "run", "--run-dir", "r", "--on-incident", hook, "--sink", "logging"]
     done = forked([*args, "train.py"], tmp_path)
@@ -188,8 +188,8 @@ def test_run_journals_by_default_and_tells_a_command(tmp_path):
     view = load_run(tmp_path / "r")
     assert view.data.curves.num_rows == 60 and view.data.is_ended
     assert view.data.head["script"].endswith("train.py")
-    told = [json.loads(t) for t in (tmp_path / "told.json").read_text().splitlines() if t]
-    assert [t["event"]["step"] for t in told] == [i.event.step for i in view.incidents]
+    reported = [json.loads(t) for t in (tmp_path / "reported.json").read_text().splitlines() if t]
+    assert [t["event"]["step"] for t in reported] == [i.event.step for i in view.incidents]
     assert len(view.incidents) == view.data.curves.num_skipped == 3
     assert view.heat is not None and "attention.query" in view.heat.names
 

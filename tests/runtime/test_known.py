@@ -1,4 +1,4 @@
-"""Failures that look alike from outside are told apart by what the loss was made of."""
+"""Failures that look alike from outside are distinguished by what the loss was made of."""
 
 import torch
 

@@ -30,13 +30,13 @@ def grads(module):
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dead", [(3,), (0, 2)])
 def test_what_is_left_is_the_gradient_of_the_good_heads_alone(reduce, dead):
-    heads, told = make_heads(), []
+    heads, reported = make_heads(), []
     good = [i for i in range(4) if i not in dead]
     kept = losses(heads)[good].sum() / (4 if reduce == "mean" else 1)
     kept.backward()
     wanted = grads(heads)
     heads.zero_grad()
-    with by_parts(lambda: list(heads.named_parameters()), told.append):
+    with by_parts(lambda: list(heads.named_parameters()), reported.append):
         getattr(losses(heads, dead), reduce)().backward()
     for name, g in grads(heads).items():
         if int(name[0]) in dead:
@@ -44,17 +44,17 @@ def test_what_is_left_is_the_gradient_of_the_good_heads_alone(reduce, dead):
         else:
             assert torch.allclose(g, wanted[name])
     owner = f" ({dead[0]})" if len(dead) == 1 else ""
-    assert told[0].names == tuple(f"part {i} of 4{owner}" for i in dead)
+    assert reported[0].names == tuple(f"part {i} of 4{owner}" for i in dead)
 
 
 def test_a_healthy_loss_has_the_very_same_gradient():
-    heads, told = make_heads(), []
+    heads, reported = make_heads(), []
     losses(heads).sum().backward()
     wanted = grads(heads)
     heads.zero_grad()
-    with by_parts(lambda: list(heads.named_parameters()), told.append):
+    with by_parts(lambda: list(heads.named_parameters()), reported.append):
         losses(heads).sum().backward()
-    assert not told and all(torch.equal(g, wanted[n]) for n, g in grads(heads).items())
+    assert not reported and all(torch.equal(g, wanted[n]) for n, g in grads(heads).items())
 
 
 def test_an_addend_whose_value_is_nan_is_left_out_and_the_shared_trunk_still_learns():

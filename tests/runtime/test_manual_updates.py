@@ -1,4 +1,4 @@
-"""Trainings without a torch optimizer: caught, located, and told truthfully what was not held back."""
+"""Trainings without a torch optimizer: caught, located, with a true word on what was not held back."""
 
 import json
 import pathlib
@@ -117,7 +117,7 @@ def test_what_is_trained_in_place_is_located_and_put_back(name, run):
 
 
 @pytest.mark.parametrize("name", NOT_HELD)
-def test_what_cannot_be_put_back_is_told_and_nothing_is_claimed(name, run):
+def test_what_cannot_be_put_back_is_reported_and_nothing_is_claimed(name, run):
     done, (incident,), script = run(NOT_HELD[name], "--policy", "skip")
     assert (done.code, done.out) == (0, "end False\n"), done.err
     assert (incident.event.step, incident.location.line) == (5, line_of(script))

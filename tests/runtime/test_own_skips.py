@@ -32,14 +32,14 @@ def is_bad(loss, xb):
     return not torch.isfinite(loss)
 
 
-def test_a_batch_left_out_because_of_its_loss_is_told_once_and_costs_no_random_numbers():
+def test_a_batch_left_out_because_of_its_loss_is_reported_once_and_costs_no_random_numbers():
     (incident,), after = trained(-3.0, is_bad, leaves=False)
     assert incident.event.step == 2 and incident.action.kind == "none"
     assert incident.location.op == "aten.log1p" and incident.location.is_reproduced
     assert after == trained(0.5, lambda loss, xb: False, leaves=False)[1]
 
 
-def test_a_loop_that_is_left_because_of_its_loss_is_told():
+def test_a_loop_that_is_left_because_of_its_loss_is_reported():
     (incident,), _ = trained(-3.0, is_bad, leaves=True)
     assert incident.event.step == 2 and incident.location.op == "aten.log1p"
 

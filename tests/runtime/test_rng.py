@@ -84,6 +84,16 @@ def test_whatever_moves_a_generator_is_noticed(move):
         assert draw() == wanted
 
 
+@pytest.mark.parametrize("seed", [random.seed, lambda n: np.random.seed([n, 1])])
+def test_a_second_seed_before_any_draw_is_noticed(seed):
+    """The first word of the state and the position are the same after every such seeding."""
+    memory = RngMemory()
+    seed(1)
+    before = memory.capture()
+    seed(2)
+    assert memory.capture() is not before
+
+
 def test_without_a_look_at_the_position_every_state_is_copied(monkeypatch):
     monkeypatch.setattr("stayfinite.runtime.rng._torch_areas", lambda: None)
     memory = RngMemory()

@@ -67,7 +67,7 @@ def test_what_the_script_leaves_out_is_located_and_nothing_else_changes(run, scr
     assert (first.location.op, first.event.symptom) == (op, symptom)
     assert "loss = (" in first.location.source
     assert first.action.kind == "none" and "does not train on it" in first.action.detail
-    assert "4 incidents in 16 steps" in err  # batches 2 and 5 of two epochs, each told once
+    assert "4 incidents in 16 steps" in err  # batches 2 and 5 of two epochs, each reported once
     assert "nothing is trained on its data" not in err
 
 
@@ -79,7 +79,7 @@ def test_a_training_in_which_no_step_is_ever_taken_is_located_too(run):
     assert incidents[0].location.op == "SqrtBackward0" and "8 incidents in 8 steps" in err
 
 
-def test_a_batch_left_out_while_gradients_are_accumulated_is_told_and_the_others_go_on(run):
+def test_a_batch_left_out_while_gradients_are_accumulated_is_reported_and_the_others_go_on(run):
     script = text(LOSS, early="pass").replace(
         "optimizer.step()", "if i % 2 == 0: continue\n        optimizer.step()"
     )

@@ -146,7 +146,7 @@ for epoch in range(2):
 
 
 @pytest.mark.parametrize(
-    ("weight", "used", "is_told"),
+    ("weight", "used", "is_reported"),
     [
         (
             "torch.rand(4, requires_grad=True)",
@@ -165,14 +165,16 @@ for epoch in range(2):
         ("torch.tensor([1.0, 2.0, 0.5, 1.0])", "self.embedding", ""),
     ],
 )
-def test_a_weight_that_nobody_trains_is_told_and_a_constant_is_not(run, weight, used, is_told):
+def test_a_weight_that_nobody_trains_is_reported_and_a_constant_is_not(
+    run, weight, used, is_reported
+):
     """Beside it a mask, a table of positions, noise drawn in each step, and samples that are only shown."""
     done = run(WEIGHTS.replace("WEIGHT", weight).replace("EMBEDDING", used))
     assert done.code == 0, done.err
-    told = [line for line in done.err.splitlines() if "plain tensor" in line]
-    assert [is_told in line and "warning: embedding" in line for line in told] == [True] * bool(
-        is_told
-    )
+    reported = [line for line in done.err.splitlines() if "plain tensor" in line]
+    assert [is_reported in line and "warning: embedding" in line for line in reported] == [
+        True
+    ] * bool(is_reported)
 
 
 VARIABLES = """
@@ -191,10 +193,12 @@ for epoch in range(2):
 """
 
 
-def test_a_variable_used_as_a_weight_is_told_and_a_point_with_a_gradient_is_not(run):
+def test_a_variable_used_as_a_weight_is_reported_and_a_point_with_a_gradient_is_not(run):
     done = run(VARIABLES)
-    told = [line for line in done.err.splitlines() if "plain tensor" in line]
-    assert len(told) == 1 and "warning: table: a plain tensor that gets a gradient" in told[0]
+    reported = [line for line in done.err.splitlines() if "plain tensor" in line]
+    assert (
+        len(reported) == 1 and "warning: table: a plain tensor that gets a gradient" in reported[0]
+    )
 
 
 NORM = """

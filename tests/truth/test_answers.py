@@ -36,7 +36,7 @@ class Counting(nn.Module):
         return y
 
 
-def test_chance_is_named_after_two_replays_and_the_count_that_may_explain_it_is_told():
+def test_chance_is_named_after_two_replays_and_the_count_that_may_explain_it_is_reported():
     net = Counting()
     with Guard(net, torch.optim.SGD(net.parameters(), lr=0.01)) as guard:
         for _ in range(6):
@@ -137,7 +137,7 @@ for it in range(6):
     assert watched.first.diagnosis.cause == "zero_denominator"
 
 
-def test_nobody_who_clips_is_told_to_clip(watch):
+def test_clipping_is_not_advised_to_those_who_clip(watch):
     script = (
         DATA
         + """
@@ -178,7 +178,7 @@ print(w.tolist())
 
 
 @pytest.mark.parametrize("search", ["", ', line_search_fn="strong_wolfe"'])
-def test_a_search_that_goes_too_far_is_told_with_how_far_it_went(watch, search):
+def test_a_search_that_goes_too_far_is_reported_with_how_far_it_went(watch, search):
     script = f"""
 net = nn.Linear(2, 1)
 opt = torch.optim.LBFGS(net.parameters(), lr=1e6, max_iter=20{search})  # MADE
@@ -276,13 +276,13 @@ def finding(confidence, **kwargs):
 
 
 @pytest.mark.parametrize("is_proved", [False, True])
-def test_no_cause_is_told_as_more_than_nine_tenths_without_a_proof(is_proved):
+def test_no_cause_has_more_than_nine_tenths_without_a_proof(is_proved):
     evidence = Evidence(event=Event(step=0, phase="loss"), location=Location())
     if is_proved:
         evidence = evidence.with_result("finite_lr", "finite")
     ranked = consider(evidence, [finding(0.99, proof="finite_lr")])
-    told = conclude(ranked, evidence, []).confidence
-    assert told > 0.9 if is_proved else told == 0.9
+    reported = conclude(ranked, evidence, []).confidence
+    assert reported > 0.9 if is_proved else reported == 0.9
 
 
 def test_a_line_that_was_kept_finite_proves_the_place_and_not_the_cause():
@@ -301,11 +301,11 @@ def test_every_number_that_an_incident_speaks_of_is_in_its_fields(name):
     entry = next(e for e in form.all_cases() if e.name == name)
     incident = measure.run(entry, "step").incident
     assert unbacked(incident) == []
-    told = replace(incident.diagnosis, summary=f"{incident.diagnosis.summary} It was 123.4567.")
-    assert unbacked(replace(incident, diagnosis=told)) != []
+    reported = replace(incident.diagnosis, summary=f"{incident.diagnosis.summary} It was 123.4567.")
+    assert unbacked(replace(incident, diagnosis=reported)) != []
 
 
-def test_nan_in_validation_alone_is_told_in_one_line(watch):
+def test_nan_in_validation_alone_is_reported_in_one_line(watch):
     script = (
         DATA
         + """
@@ -328,8 +328,8 @@ for epoch in range(2):
     )
     watched = watch(script.format(value="float('nan')"))
     assert not watched.incidents
-    (told,) = [t for t in watched.done.err.splitlines() if "warning" in t]
-    assert f"total is nan after the loop at train.py:{watched.line('# HERE')}" in told
+    (reported,) = [t for t in watched.done.err.splitlines() if "warning" in t]
+    assert f"total is nan after the loop at train.py:{watched.line('# HERE')}" in reported
     assert watch(script.format(value="0.0")).done.err == ""
 
 

@@ -221,7 +221,7 @@ def _pieces(job: Waiting) -> list[Layout]:
 
 def _extremes(job: Waiting, piece: Layout, probe: Probe) -> Extremes | FileFault:
     if job.elements.is_eight_bit_float:
-        return 0.0, 0.0, False  # its histogram tells everything later
+        return 0.0, 0.0, False  # its histogram gives everything later
     try:
         return extremes(job.blob, piece, job.elements, probe, job.for_flood, job.has_range)
     except FileFault as e:

@@ -189,7 +189,7 @@ class RemoteFile(MappedFile):
         if not path.is_file():
             raise FileFault("unreadable", "not a file")
         if size is None:
-            raise FileFault("unreadable", "the store does not tell its size: copy the file first")
+            raise FileFault("unreadable", "the store does not report its size: copy the file first")
         self.size = int(size)
         self._map: mmap.mmap | None = None
         self.view = memoryview(b"")

@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(args: list[str]) -> None:
-    """The one command that is there for a whole training starts as soon as it can."""
+    """`run` avoids the imports of the other commands, so that the training starts sooner."""
     from ..errors import UsageError
     from .run_options import prepare, read
 

@@ -30,7 +30,7 @@ def options(
         False, "--verbose", help="With --version: what a bug report needs to say."
     ),
 ) -> None:
-    """What all commands share."""
+    """The options without a command."""
     if version and verbose:
         typer.echo(about())
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""The arguments and options of `stayfinite check`, with their help, and those that stand after TARGET."""
+"""The arguments and options of `stayfinite check`, with their help; some may also be given after TARGET."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _list(rows: list[tuple[str, str]]) -> None:
 
 
 def _page(show: Show) -> Path | None:
-    """The run as one page; None where the run left no journal to make it from."""
+    """The run as one page; None if it left no journal."""
     from ..errors import StayfiniteError
     from ..report.html import render_html
     from ..report.model import load_run
@@ -89,7 +89,7 @@ def _page(show: Show) -> Path | None:
 
 
 def _counted(step: int, counters: Mapping[str, int]) -> str:
-    """Our step, and the script's own number where that is another.
+    """Our step, and the script's own number if it differs.
 
     >>> _counted(153, {"epoch": 0, "step": 76}), _counted(15, {"epoch": 0, "batch": 15})
     ('153 (in the script step = 76)', '15')

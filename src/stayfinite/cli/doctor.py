@@ -51,9 +51,9 @@ def _checks(frameworks: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     from ..demo import doctor_cases as cases
 
     yield "patches", _patches
-    yield "replay by guard.step", lambda: _tell(cases.guard_step(_guard()))
-    yield "replay by the loop", lambda: _tell(cases.loop(_guard()))
-    yield "replay by a closure", lambda: _tell(cases.closure(_guard()))
+    yield "replay by guard.step", lambda: _summary(cases.guard_step(_guard()))
+    yield "replay by the loop", lambda: _summary(cases.loop(_guard()))
+    yield "replay by a closure", lambda: _summary(cases.closure(_guard()))
     for name, package in _FRAMEWORKS.items() if frameworks else ():
         if importlib.util.find_spec(package) is not None:
             yield f"replay by {name}", lambda name=name: _framework(name)  # type: ignore[misc]
@@ -71,10 +71,10 @@ def _framework(name: str) -> str:
 
     package = importlib.import_module(_FRAMEWORKS[name])
     home = importlib.import_module(f"..integrations.{name}", __package__)
-    return _tell(getattr(cases, name)(home.StayfiniteCallback(), package))
+    return _summary(getattr(cases, name)(home.StayfiniteCallback(), package))
 
 
-def _tell(incidents: list[Any]) -> str:
+def _summary(incidents: list[Any]) -> str:
     if len(incidents) != 1:
         raise RuntimeError(f"one incident was to be found, and {len(incidents)} were")
     location, cause = incidents[0].location, incidents[0].diagnosis.cause
@@ -84,7 +84,7 @@ def _tell(incidents: list[Any]) -> str:
 
 
 def _patches() -> str:
-    """Every patch that a watched script has is put in, and the very originals are back afterwards."""
+    """Installs all patches of a watched script, and checks that the originals are back afterwards."""
     from ..config import Settings
     from ..investigate.entry import investigate
     from ..patches.manager import table
@@ -120,7 +120,7 @@ def _nothing_left() -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the trainings and the frameworks say is not the answer."""
+    """Hide the output of the trainings and frameworks."""
     was = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

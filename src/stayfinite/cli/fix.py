@@ -81,7 +81,7 @@ def fix_command(
         else:
             if not undo:
                 _show(incidents, chosen)
-            _tell(chosen, written, path)
+            _print(chosen, written, path)
         has_failed = written is not None and any(not t.is_done for t in written)
         raise typer.Exit(0 if proved and not has_failed else 1)
 
@@ -167,7 +167,7 @@ def _steps(steps: list[int], limit: int = 6) -> str:
     return f"step{'s' * (len(steps) > 1)} {few}{more}"
 
 
-def _tell(chosen: list[tuple[Incident, Fix]], written: list[Target] | None, path: Path) -> None:
+def _print(chosen: list[tuple[Incident, Fix]], written: list[Target] | None, path: Path) -> None:
     """What was written, or how to write it."""
     for target in written or []:
         typer.echo(printable(target.message))

@@ -24,7 +24,7 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 
 @dataclass(frozen=True)
 class Target:
-    """One file, and what became of it."""
+    """One file, and whether it was written."""
 
     path: str
     is_done: bool
@@ -34,7 +34,7 @@ class Target:
 def change_files(
     fixes: Iterable[Fix], named: list[Path], folder: Path, is_undo: bool = False
 ) -> list[Target]:
-    """Write the proved changes, or put the files back; each file says what was done, or why it was not.
+    """Write the proved changes, or restore the files; each result says what was done, or why not.
 
     What one run has proved for one file is written together, as far as it changes different lines.
     """
@@ -134,7 +134,7 @@ def _sha256(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """As Python reads a source: with one kind of line end."""
+    """The text with line feeds only, as Python reads source."""
     return text.replace("\r\n", "\n")
 
 
@@ -196,7 +196,7 @@ def _is_that_failed(fix: Fix, text: str) -> bool:
 
 
 def _has_become(fixes: list[Fix], before: Path, text: str) -> bool:
-    """Whether these changes of an earlier text gave the one that is there."""
+    """Whether these changes of an earlier text result in the current one."""
     kept = _read(before)
     return _is_that_failed(fixes[0], kept) and _changed(fixes, kept) == text
 
@@ -217,12 +217,12 @@ def _next_copy(path: Path) -> Path:
 
 
 def _copy_name(path: Path, number: int) -> Path:
-    """Behind one fault may be the next: `train.py.before-fix`, then `train.py.before-fix-2`."""
+    """A first fix may reveal a second fault: `train.py.before-fix`, then `train.py.before-fix-2`."""
     return path.with_name(path.name + _KEPT + (f"-{number}" if number > 1 else ""))
 
 
 def _put(path: Path, text: str, like: Path) -> None:
-    """All of it or nothing, with the rights of the file that it stands for."""
+    """Write atomically, with the permissions of the original file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "x", encoding="utf-8", newline="") as handle:
         handle.write(text)

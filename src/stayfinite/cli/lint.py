@@ -70,12 +70,12 @@ def lint_command(
         settings = read_settings(_project(paths), _codes(select), _codes(ignore), pedantic)
         report = lint_paths(paths, settings, jobs=jobs, fix=fix, diff=diff)
         typer.echo(FORMATS[form](report), nl=False)
-        _tell(report, form)
+        _print(report, form)
         raise typer.Exit(_exit_code(report, paths))
 
 
 def _project(paths: list[str]) -> Path:
-    """Where settings are looked for first."""
+    """Where settings are searched first."""
     first = Path(paths[0])
     return first if first.is_dir() else first.parent
 
@@ -84,8 +84,8 @@ def _codes(given: list[str] | None) -> list[str]:
     return [code.strip() for text in given or [] for code in text.split(",") if code.strip()]
 
 
-def _tell(report: Report, form: str) -> None:
-    """What is for people goes to stderr: stdout is the format's alone."""
+def _print(report: Report, form: str) -> None:
+    """Print messages for people to stderr, because stdout may be parsed."""
     from ..lint.render import summary
 
     for unreadable in report.unreadable:

@@ -25,7 +25,7 @@ def has_run(is_wanted: Callable[[Path], bool]) -> bool:
 
 
 def newest_run(is_wanted: Callable[[Path], bool]) -> Path:
-    """The run that was written to last, of those that the command can use."""
+    """The most recently written run that the command can use."""
     runs = [p for p in HOME.iterdir() if is_wanted(p)] if HOME.is_dir() else []
     if not runs:
         raise UsageError(

@@ -16,7 +16,7 @@ _INTERRUPTED = 130
 
 @contextlib.contextmanager
 def plain_errors(when_interrupted: str, checkpoint_code: int = 2) -> Iterator[None]:
-    """Exit code 2 for whatever can be said in words; `checkpoint_code` for a bad checkpoint."""
+    """Turn expected errors into a message and exit code 2; `checkpoint_code` for a bad checkpoint."""
     from ..errors import CheckpointError, StayfiniteError
 
     try:

@@ -129,7 +129,7 @@ def run_replay(
 
 
 def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
-    """What to type; the incident's own words are shown, for people to judge."""
+    """The command to type; the one in the incident is only shown, never run."""
     from ..investigate.capsule import recorded_command
 
     recorded = recorded_command(capsule)
@@ -144,7 +144,7 @@ def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
 
 
 def _silent(incident: Incident) -> None:
-    """The command prints the whole report itself."""
+    """Print nothing: the command prints the whole report."""
 
 
 def _function(build: str) -> Callable[[], Any]:

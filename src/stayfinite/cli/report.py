@@ -135,7 +135,7 @@ def report(
 
 
 def _write_plots(view: RunView, folder: Path) -> None:
-    """A missing package is no reason to be without the page."""
+    """A missing package must not prevent the page."""
     from ..errors import MissingExtraError
     from ..report.png import write_pngs
 

@@ -70,10 +70,11 @@ RunDir = Annotated[
 MaxSkips = Annotated[
     int, typer.Option(metavar="N", help="Skipped steps in a row after which the run stops.")
 ]
-Budget = Annotated[
+Overhead = Annotated[
     float,
     typer.Option(metavar="SHARE", help="Share of step time for deep checks and snapshots."),
 ]
+FormerOverhead = Annotated[float | None, typer.Option("--budget", metavar="SHARE", hidden=True)]
 Deferred = Annotated[
     bool,
     typer.Option(
@@ -143,7 +144,8 @@ def run(
     on_spike: OnSpike = RunOptions.on_spike,
     run_dir: RunDir = None,
     max_skips: MaxSkips = RunOptions.max_skips,
-    budget: Budget = RunOptions.budget,
+    overhead: Overhead = RunOptions.overhead,
+    budget: FormerOverhead = None,
     deferred: Deferred = False,
     resume_check: ResumeCheck = True,
     diagnose: Diagnose = True,
@@ -164,8 +166,8 @@ def run(
 
     given = RunOptions(
         target=tuple(target or ()), module=module, policy=policy, on_spike=on_spike, run_dir=run_dir,
-        max_skips=max_skips, budget=budget, deferred=deferred, resume_check=resume_check,
-        diagnose=diagnose, replay=replay, plan=plan, without=tuple(without or ()),
+        max_skips=max_skips, overhead=overhead if budget is None else budget, deferred=deferred,
+        resume_check=resume_check, diagnose=diagnose, replay=replay, plan=plan, without=tuple(without or ()),
         show_patches=show_patches, store_args=store_args, sink=tuple(sink or ()),
         on_incident=on_incident,
     )  # fmt: skip

@@ -15,12 +15,12 @@ from pathlib import Path
 __all__ = ["RunOptions", "prepare", "read"]
 
 _INVESTIGATE = "stayfinite.investigate.entry:investigate"
-"""Imported with the first bad step: most runs have none, and start sooner."""
+"""Imported at the first bad step, so that healthy runs start sooner."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of `run`, and what each is where nobody gives it."""
+    """The options of `run`, with their defaults."""
 
     target: tuple[str, ...] = ()
     module: str | None = None
@@ -28,7 +28,7 @@ class RunOptions:
     on_spike: str = "warn"
     run_dir: Path | None = None
     max_skips: int = 50
-    budget: float = 0.005
+    overhead: float = 0.005
     deferred: bool = False
     resume_check: bool = True
     diagnose: bool = True
@@ -60,6 +60,8 @@ class RunOptions:
         return tuple(found)
 
 
+_FORMER = {"budget": "overhead"}
+"""Options that are still read under their former names."""
 _READ: dict[str, Callable[[str], object]] = {
     "str": str, "str | None": str, "int": int, "float": float, "Path | None": Path,
     "tuple[str, ...]": str,
@@ -82,6 +84,7 @@ def read(args: list[str]) -> RunOptions | None:
     while rest and rest[0].startswith("-"):
         word, has_value, value = rest.pop(0).partition("=")
         name = "module" if word == "-m" else word[2:].replace("-", "_")
+        name = _FORMER.get(name, name)
         if kinds.get(name) == "bool" and not has_value and word.startswith("--"):
             given[name] = True
             continue
@@ -109,7 +112,7 @@ def read(args: list[str]) -> RunOptions | None:
 
 
 def prepare(given: RunOptions) -> Callable[[], int]:
-    """What runs the script and returns its exit code; raises UsageError for what is wrong.
+    """A function that runs the script and returns its exit code; raises UsageError for wrong options.
 
     A script that Control-C has ended raises KeyboardInterrupt there, so that the process ends as Python would.
     """
@@ -117,14 +120,9 @@ def prepare(given: RunOptions) -> Callable[[], int]:
     from ..errors import UsageError
     from ..recover.policy import Policy
 
-    if given.module is None and not given.target:
-        raise UsageError("give the script to run: stayfinite run train.py [ARGS]...")
-    if given.run_dir is not None and given.run_dir.is_file():
-        raise UsageError(
-            f"--run-dir {given.run_dir} is a file; give a folder, which need not exist yet"
-        )
+    _check(given)
     settings = Settings(
-        budget=given.budget, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
+        budget=given.overhead, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
         without=given.without, store_args=given.store_args,
     )  # fmt: skip
     rules = Policy.parse(
@@ -167,3 +165,16 @@ def prepare(given: RunOptions) -> Callable[[], int]:
         return code
 
     return start
+
+
+def _check(given: RunOptions) -> None:
+    from ..errors import UsageError
+
+    if given.module is None and not given.target:
+        raise UsageError("give the script to run: stayfinite run train.py [ARGS]...")
+    if given.run_dir is not None and given.run_dir.is_file():
+        raise UsageError(
+            f"--run-dir {given.run_dir} is a file; give a folder, which need not exist yet"
+        )
+    if not 0 < given.overhead <= 1:
+        raise UsageError(f"`--overhead` must be above 0 and at most 1, got {given.overhead}")

@@ -179,7 +179,7 @@ def _scan_with_bar(
     limits: Limits,
     ray: str | None,
 ) -> ScanReport:
-    """Scan with a progress bar on stderr when somebody is watching."""
+    """Scan with a progress bar if stderr is a terminal."""
     from ..checkpoint import Progress, scan
 
     progress = Progress()

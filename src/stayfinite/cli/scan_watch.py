@@ -45,7 +45,7 @@ def watch_folder(
     try:
         while True:
             for report in follower.poll():
-                _tell(report)
+                _print(report)
                 if not report.is_usable and command:
                     _run(command, report)
             if follower.last_good != last:
@@ -59,7 +59,7 @@ def watch_folder(
     return 1 if follower.num_bad else 0
 
 
-def _tell(report: CheckpointReport) -> None:
+def _print(report: CheckpointReport) -> None:
     from ..checkpoint import ScanReport
     from ..checkpoint.text import describe_scan
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..numerics.health import FiniteFlag
+from ..numerics.health import FiniteFlag, numbers_of
 
 __all__ = ["Seen", "StepCheck", "bad_rate", "number_of"]
 
@@ -104,7 +104,7 @@ def _read(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] | None:
     is_here = all(t.device.type == "cpu" for t in parts)
     device, dtype = parts[0].device, torch.float64 if is_here else torch.float32
     flat = [_real(t).to(device, dtype).reshape(()) for t in parts]
-    values: list[float] = torch.stack(flat).tolist()
+    values = numbers_of(flat)
     is_bad = not all(map(math.isfinite, values))
     if flag is not None and values.pop(0) != 0.0:
         flag.reset()

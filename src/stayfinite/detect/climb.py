@@ -32,12 +32,11 @@ class Climb:
     num_steps: int
     """The number of steps over which it has risen without a pause."""
     steps_left: float
-    limit: float
 
     def describe(self, name: str, dtype: str) -> str:
         """A line of text for the user.
 
-        >>> Climb(2.0, 3e5, 4, 11.2, 3.4e38).describe("loss", "float32")
+        >>> Climb(2.0, 3e5, 4, 11.2).describe("loss", "float32")
         'the loss has grown from 2 to 3e+05 in 4 steps: at this pace it leaves the range of float32 in about 12 steps'
         """
         left = max(1, math.ceil(self.steps_left))
@@ -79,4 +78,4 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
     left = every * math.log(limit / recent[-1]) / rate
     if left > _HORIZON:
         return None
-    return Climb(rising[0], rising[-1], every * (len(rising) - 1), left, limit)
+    return Climb(rising[0], rising[-1], every * (len(rising) - 1), left)

@@ -133,7 +133,7 @@ class SpikeWatch:
         """The last values, oldest first."""
         return [v for _, v in list(self._values)[-number:]]
 
-    def tell(self, spike: Spike | None) -> bool:
+    def is_first(self, spike: Spike | None) -> bool:
         """Whether this spike is the first of its episode."""
         was, self._is_inside = self._is_inside, spike is not None
         return spike is not None and not was

@@ -51,8 +51,8 @@ def _status(finding: Finding, evidence: Evidence) -> str:
     return {"finite": "verified", "nonfinite": "refuted"}.get(outcome, "untried")
 
 
-def _told(r: Ranked, evidence: Evidence) -> float:
-    """The confidence to show; only an experiment gives more than 0.9."""
+def _shown_confidence(r: Ranked, evidence: Evidence) -> float:
+    """Only an experiment gives more than 0.9."""
     tried = [
         r.finding.proof,
         *(f.experiment for f in r.finding.fixes if f.experiment != _PLACE_ONLY),
@@ -100,7 +100,7 @@ def conclude(
         fixes[0] = replace(fixes[0], title=fixes[0].title.removeprefix("or "))
     return Diagnosis(
         cause=first.cause,
-        confidence=_told(first, evidence),
+        confidence=_shown_confidence(first, evidence),
         summary=first.finding.sentence,
         evidence=first.finding.facts,
         fixes=tuple(fixes),
@@ -108,7 +108,7 @@ def conclude(
         candidates=tuple(
             Candidate(
                 cause=r.cause,
-                confidence=_told(r, evidence),
+                confidence=_shown_confidence(r, evidence),
                 reason=r.finding.sentence,
                 status=r.status,
             )

@@ -133,7 +133,6 @@ class StepCapture(TorchDispatchMode):
             source=user.source if user else None,
             module=module,
             dtype=str(dtype).removeprefix("torch.") if dtype else "",
-            autocast=_autocast(_device(out, args), dtype),
             step=self.capture.num_steps,
             seen_lo=lo,
             seen_hi=hi,
@@ -147,35 +146,10 @@ class StepCapture(TorchDispatchMode):
         return found.place, self.modules.at_sequence(found.number)[0]
 
 
-def _device(*values: Any) -> str:
-    for value in values:
-        if isinstance(value, Tensor):
-            return value.device.type
-        if isinstance(value, (list, tuple)) and value:
-            return _device(*value)
-    return "cpu"
-
-
 def _has_tensor(args: Any) -> bool:
     return any(
         isinstance(a, Tensor) or (isinstance(a, (list, tuple)) and _has_tensor(a)) for a in args
     )
-
-
-def _autocast(device: str, dtype: torch.dtype | None) -> str:
-    """The dtype of the autocast around an operator.
-
-    Inside an operator that autocast handles, autocast appears to be off. Then the nesting depth shows that it is active, and the
-    operator's dtype which one it is.
-    """
-    if not torch.amp.is_autocast_available(device):
-        return ""
-    half = torch.get_autocast_dtype(device)
-    depth = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    if torch.is_autocast_enabled(device) or (depth > 1 and dtype is half):
-        return str(half).removeprefix("torch.")
-    return ""
 
 
 def _seen(out: Any) -> tuple[float | None, float | None]:

@@ -1,4 +1,4 @@
-"""Identifies the memory of each tensor: numbered storages, told apart when memory is reused."""
+"""Identifies the memory of each tensor: numbered storages, with new numbers when memory is reused."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Memory:
     def _ref(self, tensor: Tensor, is_made: bool) -> Ref | Opaque:
         tensor = tensor.detach()
         if tensor.layout != torch.strided or tensor.device.type == "meta":
-            return Opaque(str(tensor.layout).removeprefix("torch."))
+            return Opaque()
         if hasattr(tensor, "device_mesh") or tensor.is_nested:
-            return Opaque(type(tensor).__name__)
+            return Opaque()
         number, is_new = self._number(tensor)
         if is_new and not is_made:
             self._keep(number, tensor)

@@ -31,8 +31,6 @@ class Operation:
     """Dotted path, "" for the root, None outside the model."""
     dtype: str = ""
     """The dtype of its first result: "float16"."""
-    autocast: str = ""
-    """The dtype of the active autocast, "" without one."""
     step: int = 0
     """The index of the captured step."""
     seen_lo: float | None = None
@@ -58,11 +56,9 @@ class Verdict:
     """The kind of failure: zero_denominator, log_of_zero, overflow, ... (a code of the catalogue)."""
     parts: tuple[str, ...] = ()
     """The parts of the batch on which the condition depends, as far as known."""
-    operand: str = ""
-    """The input of the operator that is at its limit: "other", "self"."""
     low: float | None = None
     high: float | None = None
-    """The range of that operand in the box."""
+    """The range in the box of the input that is at its limit."""
     after: int | None = None
     """The index of an earlier operator that can fail, whose result this one uses."""
 

@@ -35,11 +35,8 @@ class Ref:
         return number
 
 
-@dataclass(frozen=True)
 class Opaque:
     """A tensor whose memory cannot be tracked: sparse, nested, on several ranks."""
-
-    what: str
 
 
 @dataclass(frozen=True)

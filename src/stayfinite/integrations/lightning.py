@@ -23,7 +23,7 @@ __all__ = ["StayfiniteCallback", "protect"]
 
 
 def _callback_class() -> type:
-    """Of the package that the training uses: `lightning`, or `pytorch_lightning` by its old name."""
+    """The base class of callbacks, from `lightning` or `pytorch_lightning`, whichever the training uses."""
     names = ("lightning.pytorch", "pytorch_lightning")
     name = next((n for n in names if n in sys.modules), None)
     for home in (name,) if name is not None else names:
@@ -60,14 +60,14 @@ class StayfiniteCallback(_Callback):  # type: ignore[misc]
         return self._session.incidents
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before the optimizers are made."""
+        """Called before the optimizers are made."""
         if stage == "fit":
             self._session.open(type(pl_module).__name__)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """An incident is a point in the trainer's own curves as well."""
+        """Log the number of incidents with the trainer's own loggers."""
         if self._session.num_incidents != self._num_logged:
             self._log(trainer)
 
@@ -82,12 +82,12 @@ class StayfiniteCallback(_Callback):  # type: ignore[misc]
             logger.log_metrics({"stayfinite/incidents": self._num_logged}, step=step)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The training is over: nothing of ours stays in the process."""
+        """Remove all patches at the end of the training."""
         if stage == "fit":
             self._session.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The training did not survive: was it a value that is not finite?"""
+        """Check whether a non-finite value ended the training."""
         self._session.close(exception)
 
 

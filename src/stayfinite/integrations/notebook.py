@@ -31,7 +31,7 @@ def unload_ipython_extension(ipython: Any) -> None:
 
 
 def run_cell(ipython: Any, line: str, cell: str) -> None:
-    """The protection is off again when this returns, however the cell has ended."""
+    """Run the cell; the protection always ends with it."""
     session = _session(line)
     session.open("cell")
     session.adopt(ipython.user_ns)
@@ -70,7 +70,7 @@ def _session(line: str) -> Session:
 
 
 class _Shown:
-    """In full the first time, one line when it comes again."""
+    """Print an incident in full once, and its repetitions in one line."""
 
     def __init__(self) -> None:
         self._num_repeats = 0

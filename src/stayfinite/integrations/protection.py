@@ -16,7 +16,7 @@ __all__ = ["Protection"]
 
 
 class Protection:
-    """Open from the start; ends with `close()`, with the block of a `with`, or with its owner.
+    """Active at once; ends with `close()`, at the end of a `with` block, or when it is deleted.
 
     The owner is the framework's own object (an Accelerator, a Fabric): nobody has to hold on to the
     protection, and at the end of the program the last step is looked at.
@@ -42,11 +42,11 @@ class Protection:
         return self._session.incidents
 
     def also_close(self, subscription: Subscription) -> None:
-        """A patch that ends with the protection."""
+        """Add a patch that is removed with the protection."""
         self._others.append(subscription)
 
     def close(self, error: BaseException | None = None) -> None:
-        """A last look; then every patch is taken out."""
+        """Do a last check, then remove all patches."""
         self._at_end.detach()
         _end(self._session, self._others, error)
 
@@ -58,7 +58,7 @@ class Protection:
 
 
 def _close(session: Session, others: list[Subscription]) -> None:
-    """At the end of a program that raised, Python has printed the error and still knows it."""
+    """Close the session with the exception that ended the program, if any, which Python keeps."""
     _end(session, others, getattr(sys, "last_value", None))
 
 

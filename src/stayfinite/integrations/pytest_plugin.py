@@ -21,7 +21,7 @@ _MARK = "nonfinite: this test is about values that are not finite; `--stayfinite
 
 
 class Finite:
-    """What the fixture `finite` gives: what was found in this test so far."""
+    """The value of the fixture `finite`: what was found in this test so far."""
 
     def __init__(self, watched: WatchedTest | None) -> None:
         self._watched = watched
@@ -58,7 +58,7 @@ def _is_wanted(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Before the fixtures: an optimizer is noted when it is made."""
+    """Start before the fixtures, to note the optimizers that they make."""
     if _is_wanted(item):
         from .watched_test import WatchedTest
 

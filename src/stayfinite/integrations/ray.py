@@ -23,7 +23,7 @@ _INVESTIGATE = "stayfinite.investigate.entry:investigate"
 
 
 class Protected:
-    """The function that Ray sends to its workers; there it is watched like a script under `run`."""
+    """The function that Ray sends to its workers, where it is watched like a script under `run`."""
 
     def __init__(
         self, train_loop: Callable[..., Any], policy: Policy, run_dir: Path, settings: Settings

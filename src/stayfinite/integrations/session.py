@@ -20,7 +20,7 @@ __all__ = ["Session"]
 
 
 class Session:
-    """Opened and closed as often as its framework trains; it holds nothing of the training when closed.
+    """Opened and closed for each training of its framework; it keeps nothing of the training once closed.
 
     Where this thread is watched already (`stayfinite run`, a cell, a test) the session leaves the work to
     that one: there is one report, and `incidents` are the same.
@@ -61,7 +61,7 @@ class Session:
 
     @property
     def num_incidents(self) -> int:
-        """How many, without making a list of them: asked at every step."""
+        """The number of incidents, without building a list, because it is read at every step."""
         now = len(self._engine.incidents) - self._num_before if self._engine is not None else 0
         return len(self._past) + now
 
@@ -71,7 +71,7 @@ class Session:
     def open(
         self, name: str, optimizers: Iterable[Any] = (), frame: FrameType | None = None
     ) -> None:
-        """`optimizers`, and those within reach of `frame`, were made before."""
+        """Track `optimizers` and those reachable from `frame`, which were made earlier."""
         if self.is_open:
             return
         outer = run_here()
@@ -84,17 +84,17 @@ class Session:
         self._at_end = weakref.finalize(self, block.close)
 
     def adopt(self, names: Mapping[str, Any]) -> None:
-        """Optimizers within reach of these variables, made before this session was opened."""
+        """Track the optimizers reachable from these variables, which were made earlier."""
         if self._block is not None:
             self._block.adopt(None, names)
 
     @property
     def block(self) -> WatchedBlock | None:
-        """What watches, if it is this session that does."""
+        """The watched block, if this session opened it."""
         return self._block
 
     def close(self, error: BaseException | None = None) -> None:
-        """A last look, then every patch is out; `error`: what has ended the training."""
+        """Do a last check and remove all patches; `error`: the exception that ended the training."""
         block, self._block = self._block, None
         try:
             if block is not None:

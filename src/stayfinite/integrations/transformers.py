@@ -42,7 +42,7 @@ class StayfiniteCallback(TrainerCallback):
         self._follow_train()
 
     def _follow_train(self) -> None:
-        """No callback is called when `train` ends by an exception; this ends with the callback."""
+        """Patch `train`, because no callback is called if it raises."""
         target = Target(Trainer, "train", _REASON, "integrations")
         subscription = subscribe(target, _train, weakref.ref(self))
         weakref.finalize(self, subscription.close)

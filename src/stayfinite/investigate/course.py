@@ -18,14 +18,13 @@ from ..runtime.incidents import new_incident
 from ..runtime.recovery.carry_out import DEEP
 from ..runtime.saved_state import SmallStateCopy, StateCopy
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .describe import not_applied, scale_collapse, with_lint_note
+from .describe import not_applied, scale_collapse, spike_incident, with_lint_note
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .laboratory import Laboratory
 from .ranks.across_ranks import by_itself
 from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .replays.vehicles import Vehicle
-from .spikes import spike_incident
 from .time_travel import TravelResult, travel
 
 __all__ = ["course"]
@@ -63,7 +62,8 @@ def course(investigation: Investigation) -> Replays:
         return _from_another(investigation, result)
     if not is_scaler_skip and result.failure is None and result.is_complete:
         result = yield from _replay_again(investigation, result, with_step)
-    if not result.is_complete and result.failure is None and not with_step:
+    is_unknown = not result.is_complete and result.failure is None
+    if not with_step and (is_unknown or _is_taken(investigation, result)):
         result = yield from _on_another_batch(investigation, result)
     result = yield from _trace_further_back(investigation, result, is_scaler_skip, with_step)
     investigation.traced = result
@@ -185,7 +185,8 @@ def _was_given(origin: Origin | None) -> bool:
 
 def _extended_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
     """The vehicle that computes more of the iteration, if that would help; with several ranks, the leader decides."""
-    extended = investigation.vehicle.extended() if _has_external_input(result.origin) else None
+    is_open = _has_external_input(result.origin) or _was_held(investigation, result.origin)
+    extended = investigation.vehicle.extended() if is_open else None
     ranks = investigation.engine.ranks
     if not ranks.is_on:
         return extended
@@ -193,6 +194,12 @@ def _extended_vehicle(investigation: Investigation, result: ReplayResult) -> Veh
         return None
     extended = extended or investigation.vehicle.extended()
     return extended if all(ranks.gather(extended is not None)) else None
+
+
+def _was_held(investigation: Investigation, origin: Origin | None) -> bool:
+    """Whether the slice ended at a variable of a function, which may have computed it before its loop."""
+    source = origin.source if origin is not None and origin.birth is None else None
+    return source is not None and source.kind == "batch" and investigation.window.is_loaderless
 
 
 def _has_external_input(origin: Origin | None) -> bool:
@@ -204,6 +211,15 @@ def _has_external_input(origin: Origin | None) -> bool:
         and not origin.birth.is_uninitialized
         and all(not b.producers and b.source is None for b in origin.birth.bad_inputs)
     ) or (origin is not None and origin.birth is None and origin.source is None)
+
+
+def _is_taken(investigation: Investigation, result: ReplayResult) -> bool:
+    """Whether nothing that was traced made the bad loss: it was taken from a variable, because what it was computed from is gone."""
+    return (
+        result.failure is not None
+        and result.origin is None
+        and investigation.failure.symptom == "loss"
+    )
 
 
 def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:

@@ -1,4 +1,4 @@
-"""Describes the failed step for its incident: event, phase, action."""
+"""Describes the failed step for its incident: event, phase, action; and the whole incident of a spike."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ..patches.provenance import provenance
 from ..records import Action, Event, Incident, Location
 from ..report.text import headline
 from ..runtime.engine import Engine
+from ..runtime.incidents import new_incident
 from ..runtime.recovery.carry_out import DEEP
 from ..runtime.state import TrainState
+from ..runtime.warn.monitor import SPIKE_NAMES
 from ..runtime.window import Failure, Window
 from .evidence.loop_counters import counters
 
@@ -28,6 +30,7 @@ __all__ = [
     "on_rank",
     "phase_of",
     "scale_collapse",
+    "spike_incident",
     "with_lint_note",
 ]
 
@@ -41,7 +44,7 @@ REBUILT = (
 )
 _LEFT_BY_SCRIPT = (
     "the script has seen the bad value itself and does not train on it; buffers that its forward may have "
-    "spoiled are put back"
+    "corrupted are restored"
 )
 _PHASES = {
     "gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",
@@ -196,3 +199,21 @@ def _scalar(value: Tensor | None) -> float | None:
     if value is None or value.numel() != 1 or value.is_complex():
         return None
     return float(value.detach())
+
+
+def spike_incident(engine: Engine, window: Window, failure: Failure) -> Incident:
+    """The incident of a spike. All values are finite, so there is nothing to trace."""
+    what = SPIKE_NAMES[failure.name or "loss"]
+    is_loss = failure.name == "loss"
+    event = replace(
+        event_of(engine, window, failure, "loss" if is_loss else "backward"),
+        kind="spike",
+        symptom="loss" if is_loss else "gradient",
+        message=f"the {what} {failure.value:.4g} is far above what is usual",
+    )
+    return new_incident(
+        event,
+        location=Location(method="none", note="a spike of finite values: nothing to trace"),
+        action=Action(kind="skipped", detail="the step was not applied"),
+        history=engine.records(),
+    )

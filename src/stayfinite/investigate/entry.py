@@ -12,6 +12,7 @@ from ..records import Incident, Location
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
 from ..runtime.known import KnownIncident, signature_of
+from ..runtime.ranks.groups import still_to_run_backward
 from ..runtime.ranks.side_groups import SideGroupError
 from ..runtime.recovery.carry_out import DEEP
 from ..runtime.saved_state import StateCopy
@@ -42,6 +43,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     )
     if known is not None and not is_open and not engine.known.has_failed_on(window.rng):
         return _repeat(engine, window, failure, known)
+    engine.ranks.waiting = still_to_run_backward(filter(window.is_of, engine.state.optimizers))
     frame = sys._getframe(1)
     vehicle = _vehicle(engine, window, failure, frame)
     investigation = Investigation(engine, window, failure, vehicle)

@@ -20,7 +20,7 @@ from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.held import HeldData
 from .describe import REBUILT, WENT_BACK, action_kind_of, event_of, not_applied, on_rank, phase_of
 from .evidence.own_counts import OwnCounts
-from .replays.rank_trace import SUM_NOTE, RankTrace, trace_for
+from .replays.rank_trace import NOT_COMPUTED_NOTE, SUM_NOTE, RankTrace, trace_for
 from .replays.tracing import module_names
 from .replays.vehicles import Vehicle
 
@@ -93,12 +93,9 @@ class Investigation:
         vehicle: Vehicle = wanted.vehicle or self.vehicle
         return vehicle.run(wanted)
 
-    def trace_replay(
-        self, is_unscaled: bool = False, with_step: bool = False, window: Window | None = None
-    ) -> Replay:
+    def trace_replay(self, is_unscaled: bool = False, with_step: bool = False) -> Replay:
         """A replay of this window under the operator trace."""
-        window = window or self.window
-        ranks = self.engine.ranks
+        window, ranks = self.window, self.engine.ranks
         sources = [*_batch_sources(window), *self.state.sources()]
         known = {id(s.tensor) for s in sources}
         given = [s for s in self.vehicle.data() if id(s[1]) not in known]
@@ -201,7 +198,8 @@ class Investigation:
     ) -> Incident:
         """The incident before its diagnosis."""
         if self.is_received:
-            location = replace(location, note=SUM_NOTE)
+            is_known = self.traced is None or self.traced.is_complete
+            location = replace(location, note=SUM_NOTE if is_known else NOT_COMPUTED_NOTE)
         notes = [location.note]
         if self.is_on_another_batch:
             notes.append(_ANOTHER_BATCH)

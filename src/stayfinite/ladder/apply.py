@@ -96,5 +96,5 @@ def _note_loader(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
-    """Until this process ends."""
+    """Patch until the process ends."""
     subscribe(Target(owner, name, reason, "ladder"), make, subscriber)

@@ -121,7 +121,7 @@ class LadderReport:
 
     @property
     def exit_code(self) -> int:
-        """0: a fix was found, or nothing failed; 1: no change and no set of them survives."""
+        """0: a fix was found, or nothing failed; 1: no change and no combination survives."""
         return 0 if self.smallest or not self.has_failed else 1
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -24,7 +24,7 @@ _SAME = (
     ("clip", "grad_clip", "clip_grad", "max_grad_norm", "grad_clip_norm", "clip_grad_norm"),
     ("mixup_alpha", "mixup", "use_mixup"),
 )
-"""Names that people use for the same setting, for suggestions only."""
+"""Common names for the same setting, for suggestions only."""
 
 
 class Resolver:
@@ -51,7 +51,7 @@ class Resolver:
                 self.code += self._quietly(file)
 
     def _quietly(self, file: str) -> list[ConfigKey]:
-        """A file that was found by chance need not be a config."""
+        """A file that was found by searching need not be a config."""
         self._looked.append(file)
         try:
             return load_config(file)

@@ -83,7 +83,7 @@ class RungRun(ScriptRun):
         return note
 
     def _note(self, row: Any, is_applied: bool) -> None:
-        """A step was finite, or the scaler skipped it."""
+        """Called after a step that was finite, or that the scaler skipped."""
         self._step = int(row[0])
         if is_applied:
             self._last_applied = self._step
@@ -160,7 +160,7 @@ class RungRun(ScriptRun):
 
 
 def _silent(incident: Incident) -> None:
-    """The ladder reports all rungs together."""
+    """Print nothing: the ladder reports all rungs together."""
 
 
 def run_rung(spec: dict[str, Any]) -> int:

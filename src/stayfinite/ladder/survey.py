@@ -67,7 +67,7 @@ class _Surveyor:
         _patch(parser, "parse_known_args", "the script's options are noted", _parse, self)
 
     def saw_parser(self, parser: Any, found: Any, parse: Callable[[list[str]], Any]) -> None:
-        """The script has parsed its command line."""
+        """Called when the script has parsed its command line."""
         self.has_parser = True
         self.flags += describe_parser(parser, found)
         self._ask(parse)
@@ -110,7 +110,7 @@ _BEGINNINGS: tuple[tuple[Any, str, str], ...] = (
 
 
 def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
-    """Until this process ends."""
+    """Patch until the process ends."""
     subscribe(Target(owner, name, reason, "ladder"), make, subscriber)
 
 

@@ -62,10 +62,6 @@ class Context:
         return self.function.name if self.function else ""
 
     @property
-    def class_name(self) -> str:
-        return self.function.owner.name if self.function and self.function.owner else ""
-
-    @property
     def is_differentiated(self) -> bool:
         """Whether a gradient is likely to flow through this: a forward or a loss."""
         if not self.is_grad or self.function is None or is_evaluation(self.name):

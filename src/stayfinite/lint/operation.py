@@ -96,10 +96,6 @@ class Operation:
         found = self.value(index, *names)
         return None if found is None else found.number
 
-    def is_true(self, name: str) -> bool:
-        node = self.keywords.get(name)
-        return isinstance(node, ast.Constant) and node.value is True
-
 
 def names_in(node: ast.AST) -> Iterator[str]:
     """The variables in an expression.

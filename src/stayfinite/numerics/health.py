@@ -18,22 +18,22 @@ from torch import Tensor
 from ..devices import widest
 from ..records import TensorStats
 
-__all__ = ["Badness", "FiniteFlag", "badness", "dense_parts", "is_finite", "stats"]
+__all__ = [
+    "Badness",
+    "FiniteFlag",
+    "badness",
+    "dense_parts",
+    "is_finite",
+    "magnitudes",
+    "numbers_of",
+    "stats",
+]
 
-_FLOAT8 = tuple(
-    getattr(torch, name)
-    for name in (
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "float8_e4m3fnuz",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    )
-    if hasattr(torch, name)
-)
+_FLOAT8 = tuple(getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))
 _ALWAYS_FINITE = tuple(
     getattr(torch, name) for name in ("float4_e2m1fn_x2",) if hasattr(torch, name)
 )
+_MANY = 4096
 _FUSED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -81,6 +81,19 @@ def dense_parts(tensor: Tensor) -> list[Tensor]:
     return [tensor] if tensor.numel() else []
 
 
+def numbers_of(scalars: list[Tensor]) -> list[float]:
+    """The values of tensors with one element, in one transfer; those of a class that only wraps others one by one.
+
+    >>> numbers_of([torch.tensor(1.0), torch.tensor(2.0)])
+    [1.0, 2.0]
+    """
+    stacked = torch.stack(scalars)
+    if type(stacked) is Tensor:
+        values: list[float] = stacked.tolist()
+        return values
+    return [float(t.item()) for t in scalars]
+
+
 def _sparse_values(tensor: Tensor) -> list[Tensor]:
     if tensor.layout == torch.sparse_coo:
         return [tensor._values()]
@@ -104,7 +117,7 @@ def is_finite(tensor: Tensor) -> bool:
     >>> is_finite(torch.empty(0)) and is_finite(torch.tensor(3))
     True
     """
-    return not any(_part_badness(p) for p in dense_parts(tensor))
+    return all(math.isfinite(v) for p in dense_parts(tensor) for v in _extremes(p))
 
 
 def badness(tensor: Tensor) -> Badness:
@@ -117,11 +130,19 @@ def badness(tensor: Tensor) -> Badness:
     )
 
 
-def _part_badness(part: Tensor) -> Badness:
-    if part.dtype in _FLOAT8:
-        part = part.to(torch.float32)
+def _extremes(part: Tensor) -> tuple[float, float]:
     # aminmax propagates NaN and runs at memory speed, where isfinite().all() does not.
-    low, high = (v.item() for v in torch.aminmax(part))
+    low, high = torch.aminmax(_wide(part))
+    return low.item(), high.item()
+
+
+def _wide(part: Tensor) -> Tensor:
+    return part.to(torch.float32) if part.dtype in _FLOAT8 else part
+
+
+def _part_badness(part: Tensor) -> Badness:
+    part = _wide(part)
+    low, high = _extremes(part)
     if math.isfinite(low) and math.isfinite(high):
         return Badness()
     if math.isnan(low) or math.isnan(high):
@@ -131,6 +152,27 @@ def _part_badness(part: Tensor) -> Badness:
             bool(torch.isneginf(part).any()),
         )
     return Badness(False, high == math.inf, low == -math.inf)
+
+
+def magnitudes(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each of these strided tensors of floats: scalars on their devices, nothing is read.
+
+    On the CPU the infinity norm is twenty times slower than `aminmax`; on a device it is one kernel for all.
+
+    >>> [float(t) for t in magnitudes([torch.tensor([1.0, -3.0]), torch.full((9000,), -2.0)])]
+    [3.0, 2.0]
+    """
+    found: list[Tensor | None] = [None] * len(tensors)
+    others = []
+    for i, t in enumerate(tensors):
+        t = _wide(t.detach())
+        if t.device.type == "cpu" and t.numel() > _MANY:
+            low, high = torch.aminmax(t)
+            found[i] = torch.maximum(high, -low)
+        else:
+            others.append(t)
+    norms = iter(torch._foreach_norm(others, math.inf) if others else ())
+    return [next(norms) if t is None else t for t in found]
 
 
 class FiniteFlag:
@@ -322,7 +364,7 @@ def _histogram(
 
 
 def _integer_range(tensor: Tensor) -> dict[str, Any]:
-    """Integers and bools are always finite; their range still tells (labels, indices)."""
+    """Integers and bools are always finite; their range still matters (labels, indices)."""
     plain = tensor.detach()
     if plain.layout != torch.strided or plain.is_quantized or plain.numel() == 0:
         return {}

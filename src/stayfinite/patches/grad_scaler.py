@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .manager import Subscribers
+from .manager import Subscribers, original_of
 
 __all__ = ["on_scale", "on_step"]
 
@@ -33,7 +33,7 @@ def on_step(original: Any, subscribers: Subscribers) -> Any:
 
     def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         here = [s.listener for s in subscribers.here()]
-        mine = [one for one in here if one.firewall.call(one.owns, optimizer)]
+        mine = [one for one in here if one.firewall.call(one.owns, original_of(optimizer))]
         for listener in mine:
             listener.firewall.call(listener.on_scaler_step, scaler, optimizer, True)
         result = original(scaler, optimizer, *args, **kwargs)

@@ -47,7 +47,7 @@ class TrainingListener(Protocol):
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether to call `after_backward`, because there is no torch optimizer."""
+        """Whether to call `after_backward`: there is no torch optimizer, or each backward is checked."""
 
     def before_backward(self, loss: Tensor) -> bool | None:
         """Whether the graph has to be retained for a replay."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -18,15 +19,18 @@ from typing import Any, cast, overload
 from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
+from .scripted import stand_in, stand_out
 from .warning_frames import skipped_by_warnings
 
 __all__ = [
     "MakeWrapper",
     "Row",
+    "StandIn",
     "Subscribers",
     "Subscription",
     "Target",
     "close_all",
+    "original_of",
     "patched",
     "subscribe",
     "table",
@@ -54,7 +58,6 @@ class Row:
     name: str
     reason: str
     switch: str
-    num_subscribers: int
     state: str
     """"active", or "under another patch" if other code has replaced the attribute after us."""
 
@@ -156,6 +159,7 @@ class _Patch:
     def install(self) -> None:
         for members in self._members:
             members.add(self.installed)
+        stand_in(self.installed, self.attribute.raw)
         setattr(self.attribute.owner, self.attribute.name, self.installed)
 
     def remove(self) -> None:
@@ -164,6 +168,7 @@ class _Patch:
             self.attribute.put_back()
         for members in self._members:
             members.discard(self.installed)
+        stand_out(self.installed)
 
     def is_on_top(self) -> bool:
         return self.attribute.current() is self.installed
@@ -199,7 +204,6 @@ class _Patch:
             name=self.attribute.name,
             reason="; ".join(dict.fromkeys(t.reason for t in targets)),
             switch=", ".join(dict.fromkeys(t.switch for t in targets)),
-            num_subscribers=len(targets),
             state="active" if self.is_on_top() else "under another patch",
         )
 
@@ -368,6 +372,23 @@ def patched(function: Any, original: Any) -> Any:
     for layer in patch.layers:
         original = layer.make_wrapper(original, layer.subscribers)
     return original
+
+
+class StandIn:
+    """Stands for an object of the training in a replay; a patch that meets it asks for its original.
+
+    It is the first base of such a class, so that to make one runs no `__init_subclass__` of the user's.
+    """
+
+    __slots__ = ()
+    stayfinite_original: weakref.ref[Any]
+
+    def __init_subclass__(cls) -> None: ...
+
+
+def original_of(value: Any) -> Any:
+    """The object of the training that this one stands for, or is."""
+    return value.stayfinite_original() if isinstance(value, StandIn) else value
 
 
 def table() -> list[Row]:

@@ -1,6 +1,6 @@
 """Records where state came from (loads, checkpoints) before anything fails.
 
-After a failure nobody can tell whether the model was restored, and from which file. So `load_state_dict`, `torch.load` and
+After a failure it cannot be seen whether the model was restored, and from which file. So `load_state_dict`, `torch.load` and
 similar calls leave a record. The calls themselves are unchanged. Records are in side tables with weak references.
 """
 

@@ -32,7 +32,7 @@ from ..putting_back import put_back
 from .compiled import skip_our_code
 from .grad_scaler import on_scale, on_step
 from .listeners import TrainingListener
-from .manager import Subscribers, Subscription, Target, close_all, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, original_of, subscribe
 
 __all__ = ["TrainingPatches", "seeded"]
 
@@ -99,7 +99,9 @@ class TrainingPatches:
         me = _ident()
         if _is_compiling() or me in _stepping or listener.thread_id != me:
             return
-        if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
+        if not listener.firewall.call(listener.owns, original_of(optimizer)) or callable(
+            kwargs.get("closure")
+        ):
             return
         if self._under_way and _is_inner(optimizer):
             self._is_nested = True
@@ -305,7 +307,7 @@ def _whose(subscribers: Subscribers, optimizer: Any) -> TrainingListener | None:
         if listener.thread_id != me:
             listener.firewall.call(listener.on_step_elsewhere, optimizer)
             continue
-        if listener.firewall.call(listener.owns, optimizer):
+        if listener.firewall.call(listener.owns, original_of(optimizer)):
             if mine is None:
                 mine = listener
                 continue

@@ -49,12 +49,6 @@ class Measured:
             return None
         return max(self.activations - self.half_activations, 0) / (self.rows - self.half_rows)
 
-    def needed(self, rows: int) -> float:
-        """Bytes of activations at this batch size."""
-        if self.rows is None or self.per_row is None:
-            return self.activations
-        return max(self.activations + (rows - self.rows) * self.per_row, 0.0)
-
     @property
     def speed(self) -> str:
         if self.is_emulated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from ..private import make_folder
 from ..putting_back import put_back
 from .atomic import atomic_path
 
-__all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot"]
+__all__ = ["PART_LENGTH", "SNAPSHOT_KIND", "DiskSnapshot", "Snapshot", "has_disk_room"]
 
 SNAPSHOT_KIND = "stayfinite.snapshot"
+PART_LENGTH = 1 << 20
 Capture = Callable[[], Callable[[], None]]
 """Saves current values, and returns a function that restores them."""
 
@@ -42,6 +43,38 @@ class Snapshot:
     def is_taken(self) -> bool:
         return self.tag >= 0
 
+    @property
+    def least_seconds(self) -> float:
+        """What one copy costs at least, whatever the clock says."""
+        return 0.0
+
+    def positions(self) -> dict[int, int]:
+        """The position of each tensor, by id."""
+        return {id(t): i for i, t in enumerate(self._live)}
+
+    @torch.no_grad()
+    def change_of(self, position: int) -> Tensor | None:
+        """The norm of a tensor's change since the copy, computed in parts; None if that takes a transfer to its device."""
+        live = self._live[position]
+        if not self._is_at_hand(position):
+            return None
+        # A difference of the whole tensor would need memory for it.
+        parts = live.detach().reshape(-1).split(PART_LENGTH)
+        pairs = zip(parts, self._kept_parts(position))
+        norms = [torch.linalg.vector_norm((a - b).float()) for a, b in pairs]
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else live.new_zeros(())
+
+    def _is_at_hand(self, position: int) -> bool:
+        if position >= len(self._kept):
+            return False
+        kept, live = self._kept[position], self._live[position]
+        return kept.device == live.device and kept.shape == live.shape
+
+    def _kept_parts(self, position: int) -> Iterator[Tensor]:
+        """The copy of a tensor, flat and in parts of `PART_LENGTH`."""
+        kept = self._kept[position]
+        yield from kept.reshape(-1).split(PART_LENGTH)
+
     @torch.no_grad()
     def take(
         self,
@@ -65,9 +98,16 @@ class Snapshot:
 
     def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
         if len(tensors) != len(self._live) or any(a is not b for a, b in zip(tensors, self._live)):
+            old = {id(t): kept for t, kept in zip(self._live, self._kept)}
+            # New moments need memory of their own; what there is for the weights is used again.
+            self._kept = [_room_for(t, old.pop(id(t), None)) for t in tensors]
             self._live = list(tensors)
-            with torch._C.DisableTorchFunctionSubclass():
-                self._kept = [_room_for(t) for t in tensors]
+        with torch._C.DisableTorchFunctionSubclass():
+            for i, (kept, live) in enumerate(zip(self._kept, self._live)):
+                if (
+                    kept.shape != live.shape
+                ):  # an observer's statistics begin empty, and are resized
+                    self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 
     def _put_back(self) -> None:
@@ -131,17 +171,21 @@ class DiskSnapshot(Snapshot):
         super().drop()
         self.path.unlink(missing_ok=True)
 
-    @staticmethod
-    def has_room(folder: Path, num_bytes: int) -> bool:
-        """Whether the file system has room for two copies (the old and the new one) and some more."""
-        home = folder
-        while not home.exists() and home != home.parent:
-            home = home.parent
-        return shutil.disk_usage(home).free > 3 * num_bytes
+
+def has_disk_room(folder: Path, num_bytes: int) -> bool:
+    """Whether the file system has room for two copies (the old and the new one) and some more."""
+    home = folder
+    while not home.exists() and home != home.parent:
+        home = home.parent
+    return shutil.disk_usage(home).free > 3 * num_bytes
 
 
-def _room_for(t: Tensor) -> Tensor:
-    return room_on_host(t) if t.device.type not in ("cpu", "meta") else torch.empty_like(t)
+def _room_for(t: Tensor, old: Tensor | None = None) -> Tensor:
+    """Memory for a copy of this tensor, that of an older copy if it fits."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if old is not None and (old.shape, old.dtype, old.layout) == (t.shape, t.dtype, t.layout):
+            return old
+        return room_on_host(t) if t.device.type not in ("cpu", "meta") else torch.empty_like(t)
 
 
 def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
@@ -151,16 +195,22 @@ def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _copy_values(to: list[Tensor], source: list[Tensor]) -> None:
-    plain = [
-        (a, b)
-        for a, b in zip(to, source)
-        if type(b) in (Tensor, torch.nn.Parameter) and b.layout == torch.strided
-    ]
+    pairs = list(zip(to, source))
+    for a, b in pairs:
+        if a.shape != b.shape:
+            a.data = torch.empty_like(b, device=a.device)  # the same object with the shape it had
+    plain = [(a, b) for a, b in pairs if _is_fused(a, b)]
     if plain:
         torch._foreach_copy_([a.detach() for a, _ in plain], [b.detach() for _, b in plain])
     if len(plain) != len(to):
-        for a, b in zip(to, source):
-            if type(b) not in (Tensor, torch.nn.Parameter) or b.layout != torch.strided:
+        for a, b in pairs:
+            if not _is_fused(a, b):
                 a.copy_(
                     b.detach()
                 )  # not into a.detach(): of a sparse tensor, only the values would be replaced
+
+
+def _is_fused(a: Tensor, b: Tensor) -> bool:
+    """Whether the fused copy takes `b` to `a`."""
+    is_dense = type(b) in (Tensor, torch.nn.Parameter) and b.layout == torch.strided
+    return is_dense and not (a.is_conj() or b.is_conj())

@@ -31,8 +31,8 @@ _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "
         "log_of_positive", "log_of_magnitude", "inside_support", "above_support", "floor_log_eps", "floor_log",
         "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_HAND = ("softplus", "logaddexp", "sigmoid", "tanh")
-_EXP = ("bound_log_rate", "bound_log_rate_low", "log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", "softmax_later", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
-        "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
+_EXP = ("bound_log_rate", "bound_log_rate_low", "log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", "softmax_later", *_NORMALIZED,
+        "shift_exp", "shift_exp_all", "bound_exp", "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high", "bound_exp_both")  # fmt: skip
 _DIVISION = ("log_of_share", "sigmoid", "tanh", "softmax", "softmax_later", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
              "floor_definition", "floor_reciprocal", "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {

@@ -43,11 +43,13 @@ def shift_exp_all(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return _shifted(source, node, ".detach().max()")
 
 
-def _bounded(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
+def _bounded(
+    source: Source, node: ast.AST, limit: str, low: str | None = None
+) -> list[Edit] | None:
     found = call(node, *_EXPS)
     if found is None or found[2] or found[3]:
         return None
-    return clamped(source, found[1], high=limit)
+    return clamped(source, found[1], low=low, high=limit)
 
 
 @pattern(
@@ -84,6 +86,15 @@ def bound_exp_low(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def bound_exp_lowest(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return None if source.dtype == "float16" else _bounded(source, node, "5")
+
+
+@pattern(
+    "bound_exp_both",
+    "bound what goes into the exponential at both ends: .clamp(-20, 20)",
+    "a sum of such exponentials is neither infinite nor zero, so it can be divided by",
+)
+def bound_exp_both(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return None if source.dtype == "float16" else _bounded(source, node, "20", low="-20")
 
 
 def _bounded_everywhere(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:

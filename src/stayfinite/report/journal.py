@@ -124,7 +124,7 @@ class Journal:
         self.flush(is_last=True)
         plain = {"event": kind, **fields, "t": round(_clock() - self._started, 3)}
         self._write(json.dumps(to_plain(plain), separators=(",", ":"), allow_nan=False) + "\n")
-        self._tell(lambda listener: listener.event(plain))
+        self._notify(lambda listener: listener.event(plain))
 
     def incident(self, incident: Incident) -> None:
         """Write the line of the failed step, and the incident after it; a save that was held back is no step."""
@@ -158,7 +158,7 @@ class Journal:
         self._write("".join([self._line(row, now) for row, now in rows]))
         if self.listeners:
             values = [self._values(row, now) for row, now in rows]
-            self._tell(lambda listener: listener.rows(values))
+            self._notify(lambda listener: listener.rows(values))
 
     def close(self, **fields: Any) -> None:
         """Write the remaining rows and an `end` line; a journal without any line leaves no file."""
@@ -170,7 +170,7 @@ class Journal:
             self.event("end", **fields)
             os.close(self._fd)
             self._fd = None
-        self._tell(lambda listener: listener.close())
+        self._notify(lambda listener: listener.close())
 
     def _line(self, row: Row, now: float) -> str:
         step, epoch, loss, norm, lrs, scale, is_applied = row[:7]
@@ -256,10 +256,10 @@ class Journal:
         self._begin_file()
         self._segments.thin()
 
-    def _tell(self, tell: Callable[[Listener], None]) -> None:
+    def _notify(self, send: Callable[[Listener], None]) -> None:
         for listener in list(self.listeners):
             try:
-                tell(listener)
+                send(listener)
             except Exception as e:
                 # A sink that fails is removed, because it must never stop a training.
                 self.listeners.remove(listener)

@@ -50,7 +50,8 @@ class RunFolder:
                 indent = None if incident.same_as else 2
                 _write(home / "incident.json", incident.to_json(indent) + "\n")
                 _write(home / "incident.txt", render(incident) + "\n")
-                if sources := collect_sources(incident):
+                # The one that it repeats has the same sources.
+                if not incident.same_as and (sources := collect_sources(incident)):
                     _write(home / SOURCES, dump_sources(sources))
             except OSError as e:
                 incident = replace(incident, path=None)

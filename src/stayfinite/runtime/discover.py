@@ -284,7 +284,7 @@ def find_schedulers(frame: FrameType | None) -> list[Any]:
     """Schedulers in the variables of the running functions, which were unpickled or made before the patches."""
     kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     scopes = [s for f in calling_frames(frame) for s in (variables(f), f.f_globals)]
-    found = [v for scope in scopes for v in list(scope.values()) if isinstance(v, kinds)]
+    found = [v for scope in scopes for v in list(scope.values()) if issubclass(type(v), kinds)]
     return list({id(v): v for v in found}.values())
 
 

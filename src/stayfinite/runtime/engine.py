@@ -20,6 +20,7 @@ from ..numerics.health import is_finite
 from ..patches.provenance import provenance
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
+from .carried import Carried
 from .deep_checks import DeepChecks
 from .deferral import Deferral
 from .frames import StepPlace
@@ -72,6 +73,7 @@ class Engine:
         self.log = WindowLog(settings.max_batches)
         self.history: deque[Row] = deque(maxlen=settings.history)
         self.step_place = StepPlace()
+        self.carried = Carried()
         self.num_applied = 0
         self.snapshot_folder: Path | None = None
         """The folder for a snapshot that does not fit into memory; None is the system's temporary one."""
@@ -99,10 +101,13 @@ class Engine:
             checks.before_window()
         if state.buffers.is_needed:
             state.buffers.copy(is_kept=self.deferral.is_waiting)
+        if self.carried.is_needed:
+            self.carried.note()
         return self.rng.capture()
 
     def forget_windows(self) -> None:
         """Drop all references to batches and weights of a training that is over."""
+        self.carried.forget()
         self.log.forget()
         self.deep_checks.forget_due()
 
@@ -114,6 +119,7 @@ class Engine:
 
         `is_compared`: False for one of many evaluations of a closure, whose loss is no baseline for spikes.
         """
+        self.carried.look(self.step_place)
         if len(self.state.optimizers.refs) > 1:
             window.optimizer_id = id(optimizer)
         if self.has_world:
@@ -205,6 +211,7 @@ class Engine:
     def check_deeply_if_due(self, window: Window, is_followed: bool = False) -> Failure | None:
         """Run a deep check when the budget allows it."""
         checks = self.deep_checks
+        self.monitor.plan_look()
         if not checks.is_due():
             return None
         if is_followed and not self.ranks.is_together:
@@ -216,6 +223,7 @@ class Engine:
         """Investigate a bad step and apply the policy; raises where the run must end."""
         self.state.num_changes += 1
         self.ranks.summary.interrupt()
+        self.shared.unmark()
         with self.ranks.each_for_itself():
             verdict = self._investigate(self, window, failure)
             return (self.conclude(verdict) if verdict.incident else None), verdict
@@ -255,6 +263,7 @@ class Engine:
 
     def release_all(self) -> None:
         """Drop every reference to the training; nothing is run or checked any more."""
+        self.monitor.operators.close()
         self.ranks.forget()
         self.forget_windows()
         self.history.clear()

@@ -85,7 +85,7 @@ def _losses() -> Iterator[str]:
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
+    if issubclass(type(value), dict):
         for key, inner in list(value.items())[:_SMALL]:
             if isinstance(key, str) and not isinstance(inner, dict):
                 yield from _named(key, inner)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..devices import copy_out
+from ..numerics.health import magnitudes
 from ..report.journal import Journal, Listener, Row, journal_name
 from .outside_modes import outside_user_code
 from .state import TrainState
@@ -147,7 +148,8 @@ class LayerSampler:
         self._last = step
         layers: dict[str, _Layer] = {}
         owners = [layers.setdefault(n.rpartition(".")[0] or n, _Layer(p)) for n, p in named]
-        for owner, figures in zip(owners, _figures([p for _, p in named], self._before(step))):
+        params = [p for _, p in named]
+        for owner, figures in zip(owners, _figures(params, self._changes(step, params))):
             owner.take(*figures)
         num_steps = max(1, step + 1 - self._state.snapshot.tag)
         total = math.hypot(*(o.grad for o in layers.values() if o.grad is not None))
@@ -167,15 +169,12 @@ class LayerSampler:
         self._not_before = now + (now - start) / self._share
         return sample
 
-    def _before(self, step: int) -> dict[int, Tensor]:
+    def _changes(self, step: int, params: list[Tensor]) -> list[Tensor | None]:
+        """The norm of each parameter's change since the snapshot; None where it is unknown."""
         snapshot = self._state.snapshot
-        if not snapshot.is_taken or step < snapshot.tag:
-            return {}
-        return {
-            id(live): kept
-            for live, kept in zip(snapshot._live, snapshot._kept)
-            if kept.device == live.device
-        }
+        is_usable = snapshot.is_taken and step >= snapshot.tag
+        places = snapshot.positions() if is_usable else {}
+        return [snapshot.change_of(places[id(p)]) if id(p) in places else None for p in params]
 
 
 class _Layer:
@@ -202,23 +201,21 @@ class _Layer:
 
 
 def _figures(
-    params: list[Tensor], before: Mapping[int, Tensor]
+    params: list[Tensor], changes: list[Tensor | None]
 ) -> Iterator[tuple[float, float, float | None, float | None]]:
     """(largest weight, norm, gradient norm, norm of the change) of each parameter, in one read."""
     grads = [p.grad if p.grad is not None and _is_plain(p.grad) else None for p in params]
     there = [g for g in grads if g is not None]
-    kept = [before.get(id(p)) for p in params]
     groups = [
-        torch._foreach_norm(params, math.inf),
+        magnitudes(params),
         torch._foreach_norm(params, 2),
         torch._foreach_norm(there, 2) if there else (),
-        # One tensor at a time: never a second copy of the whole model.
-        [torch.linalg.vector_norm((p - k).float()) for p, k in zip(params, kept) if k is not None],
+        [c for c in changes if c is not None],
     ]
     home = params[0].device
     numbers = iter(torch.stack([n.to(home, torch.float32) for g in groups for n in g]).tolist())
     largest, sizes = ([next(numbers) for _ in params] for _ in range(2))
-    norms, moved = ([None if t is None else next(numbers) for t in ts] for ts in (grads, kept))
+    norms, moved = ([None if t is None else next(numbers) for t in ts] for ts in (grads, changes))
     return zip(largest, sizes, norms, moved)
 
 

@@ -116,10 +116,10 @@ def _operators(window: Window) -> tuple[str, ...]:
     return tuple(names)
 
 
-def calling_lines(frame: FrameType | None, most: int = 3) -> tuple[tuple[str, int], ...]:
-    """The lines of the user's and the frameworks' code on the stack, innermost first."""
+def calling_lines(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
+    """The three innermost lines of the user's and the frameworks' code on the stack."""
     found: list[tuple[str, int]] = []
-    while frame is not None and len(found) < most:
+    while frame is not None and len(found) < 3:
         name = frame.f_globals.get("__name__", "")
         if not name.startswith(("stayfinite.", "torch.")):
             found.append((frame.f_code.co_filename, frame.f_lineno))

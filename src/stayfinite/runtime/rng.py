@@ -260,11 +260,11 @@ def _area(address: int, size: int) -> Any:
 
 
 def _python_areas(generator: random.Random) -> list[Any] | None:
-    """Position and first word of Python's Mersenne twister."""
+    """Position and first two words of Python's Mersenne twister; after any seeding the first is the same."""
     base = id(generator) + object.__basicsize__
-    area = _area(base, 8)
+    area = _area(base, 12)
     words = generator.getstate()[1]
-    if struct.unpack("<iI", area.raw) != (words[-1], words[0]):
+    if struct.unpack("<i2I", area.raw) != (words[-1], *words[:2]):
         return None  # another interpreter lays it out differently
     return [area]
 
@@ -281,8 +281,8 @@ def _legacy_areas(home: Any) -> list[Any] | None:
         return None
     if state["bit_generator"] != "MT19937" or pair is None:
         return None
-    first, position = _area(base, 4), _area(base + 2496, 4)
-    is_there = struct.unpack("<Ii", first.raw + position.raw) == (int(words[0]), index)
+    first, position = _area(base, 8), _area(base + 2496, 4)
+    is_there = struct.unpack("<2Ii", first.raw + position.raw) == (*map(int, words[:2]), index)
     return [first, position, _area(id(home) + pair, 16)] if is_there else None
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..numerics.health import is_finite
-from ..recover.snapshot import DiskSnapshot, Snapshot
+from ..recover.scratch import ScratchSnapshot
+from ..recover.snapshot import DiskSnapshot, Snapshot, has_disk_room
 from .outside_modes import outside_user_code
 from .rng import RngState
 from .state import TrainState
@@ -30,27 +31,52 @@ __all__ = [
     "free_memory",
 ]
 
+_MOST_OF_PROCESS = 0.1
+"""A snapshot of tensors on the host that would be a larger share of the process's memory goes to a temporary file."""
+
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
     """Choose memory or a file for the snapshot; False if there is room in neither."""
-    size = _snapshot_bytes(state)
+    size, here = _snapshot_bytes(state)
     if size < free_memory() * ram_share:
+        is_large = here > _MOST_OF_PROCESS * (_process_memory() + here)
+        if is_large and not isinstance(state.snapshot, ScratchSnapshot):
+            state.snapshot = ScratchSnapshot.in_one_of([_temporary()], size) or state.snapshot
         return True
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="stayfinite-"))
         weakref.finalize(state, shutil.rmtree, folder, ignore_errors=True)
-    if not DiskSnapshot.has_room(folder, size):
+    if not has_disk_room(folder, size):
         return False
     state.snapshot = DiskSnapshot(folder / "snapshot.pt")
     return True
 
 
 @outside_user_code
-def _snapshot_bytes(state: TrainState) -> int:
-    """An estimate: the optimizer keeps about two more tensors of the size of each parameter."""
-    tensors = [t for _, t in state.parameters()] + [t for _, t in state.buffers]
-    averages = sum(t.numel() * t.element_size() for _, t in state.average_tensors())
-    return 3 * sum(t.numel() * t.element_size() for t in tensors) + averages
+def _snapshot_bytes(state: TrainState) -> tuple[int, int]:
+    """(all, those of tensors on the host), an estimate: the optimizer keeps about two more tensors of the size of each
+    parameter.
+    """
+    named = [*state.parameters(), *state.buffers]
+    sizes = [(t, 3 * t.numel() * t.element_size()) for _, t in named]
+    sizes += [(t, t.numel() * t.element_size()) for _, t in state.average_tensors()]
+    return sum(n for _, n in sizes), sum(n for t, n in sizes if t.device.type == "cpu")
+
+
+def _temporary() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return None
+
+
+def _process_memory() -> float:
+    """The memory of this process, in bytes; without a way to tell, that of one that has imported torch."""
+    try:
+        with open("/proc/self/statm") as file:
+            return float(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 3e8
 
 
 def free_memory() -> float:
@@ -71,8 +97,8 @@ class StateCopy:
     def take(self, state: TrainState, rng: RngState | None) -> None:
         """Copy the state, and go to `rng`, from which the replay draws."""
         own = state.snapshot
-        if isinstance(own, DiskSnapshot) and not self._kept.is_taken:
-            self._kept = DiskSnapshot(own.path.with_name("before.pt"))
+        if not self._kept.is_taken:
+            self._kept = _another(own)
         state.snapshot = self._kept
         try:
             state.take_snapshot(0)
@@ -85,6 +111,15 @@ class StateCopy:
         self._kept.restore()
         if self._rng is not None:
             self._rng.restore()
+
+
+def _another(own: Snapshot) -> Snapshot:
+    """An empty snapshot in memory, or on the disk where this one is."""
+    if isinstance(own, ScratchSnapshot):
+        return ScratchSnapshot.in_one_of([own.folder], own.size) or Snapshot()
+    if isinstance(own, DiskSnapshot):
+        return ScratchSnapshot(own.path.parent)
+    return Snapshot()
 
 
 class SearchPoint:

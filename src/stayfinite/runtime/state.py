@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 
 from ..locate.modules import inner_module
 from ..locate.trace import SourceRef
-from ..numerics.health import FiniteFlag, is_finite
+from ..numerics.health import FiniteFlag, is_finite, magnitudes
 from ..putting_back import put_back
 from ..recover.snapshot import Snapshot
 from .batches import named_tensors
@@ -279,7 +278,7 @@ class TrainState:
         """Note what is not finite before the first step (a mask of -inf by design), so that it is not reported later."""
         self.initially_bad = {f"{k} {n}" for k, n, _ in self.bad_state(ignore_initial=False)}
         self.first_sizes = {
-            n: (float(torch.linalg.vector_norm(p, math.inf)), float(torch.linalg.vector_norm(p)))
+            n: (float(magnitudes([p])[0]), float(torch.linalg.vector_norm(p)))
             for n, p in self.parameters()
             if p.is_floating_point() and p.numel() and p.layout == torch.strided
             and p.device.type != "meta" and f"parameter {n}" not in self.initially_bad
@@ -292,13 +291,13 @@ class TrainState:
         return self._flag
 
     def take_snapshot(self, tag: int) -> float:
-        """Copy everything that a step can change; returns the seconds it took."""
+        """Copy everything that a step can change; returns the seconds that it is charged for."""
         start = time.perf_counter()
         named = self._moved()
         dicts: list[dict[Any, Any]] = [optimizer.state for optimizer in self.optimizers]
         tensors, names = [t for _, t in named], [n for n, _ in named]
         self.snapshot.take(tag, tensors, self.snapshot_captures(), dicts, names)
-        return time.perf_counter() - start
+        return max(time.perf_counter() - start, self.snapshot.least_seconds)
 
     def retake_small(self) -> None:
         """Update rates and schedules in the snapshot, if they were set without a step."""

@@ -1,6 +1,7 @@
 """A stage for small trainings: at one of their steps, the body is run again and compared."""
 
 import array
+import ast
 import logging
 import os
 import sys
@@ -15,6 +16,8 @@ import torch
 from torch import nn
 
 from stayfinite.investigate.body import NOT_GIVEN, Body, scenes_of_frame
+from stayfinite.investigate.body.cut import show
+from stayfinite.patches.manager import original_of
 
 BAD_STEP = 3
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -142,7 +145,11 @@ class Stage:
             return
         now = [p.detach().clone() for p in self.params], _grads(self.params), torch.get_rng_state()
         before = everything(scenes)
-        self.seen.taken, self.seen.left_out = body.taken, body.left_out
+        cut = body.plan()._cut
+        paths = {p for u in cut.needed for p in u.access.writes if "<" not in p[0]}
+        self.seen.taken = tuple(sorted({show(p) for p in paths}))
+        gone = [u for u in cut.all if u not in cut.kept]
+        self.seen.left_out = tuple(ast.unparse(u.node).splitlines()[0] for u in gone)
         self.seen.can_bind = body.can_bind(self.num_items)
         self.seen.is_exact = self.replay(body, NOT_GIVEN, now[1])
         if self.seen.can_bind:
@@ -196,6 +203,7 @@ class Watched(torch.optim.SGD):
     """At one step of the last optimizer that was made, the body is run again."""
 
     def step(self, closure=None):
+        self = original_of(self)
         stage = STAGES[id(self)]()
         if stage.is_replaying:
             stage.seen.num_steps += 1

@@ -173,7 +173,7 @@ def _counted(model, optimizer, generator, count):
         (_counted, True),
     ],
 )
-def test_what_only_one_iteration_has_is_told(model, training, is_of_one):
+def test_what_only_one_iteration_has_is_reported(model, training, is_of_one):
     """Without a loader the batches of earlier steps are gone: only what draws the same again is the same."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scene = scenes_of_frame(training(model, optimizer, torch.Generator(), 0))[0]

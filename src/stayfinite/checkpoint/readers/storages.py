@@ -16,7 +16,7 @@ _COPY_BELOW = 1 << 20
 
 
 def pickle_bytes(region: Region, limits: Limits) -> bytearray | memoryview:
-    """The bytes of a file that begins with pickles whose length nobody tells."""
+    """The bytes of a file that begins with pickles whose length is recorded nowhere."""
     is_remote = region.file is not None and region.file.is_remote
     if region.size < _COPY_BELOW or is_remote:
         if region.size > limits.max_memory // 2:

@@ -8,6 +8,7 @@ from ..registry import Finding, rule
 from ..searched import clip_fix, is_in_search, rate_fix
 from ..words import num
 
+_ABSURD = 1e6
 _FAR = 3.0
 """How many times larger than at the start of a step its search has made the weights."""
 
@@ -36,6 +37,24 @@ def runs_away(e: Evidence) -> Finding | None:
         facts=_other_batches(before),
         fixes=divergence_fixes(e),
         wants=("previous_batch", "smaller_lr") if is_open else ("smaller_lr",),
+    )
+
+
+@rule("lr_divergence")
+def has_run_away_unseen(e: Evidence) -> Finding | None:
+    """The failing operator is unknown, but the weights are beyond anything that a training makes."""
+    w = e.weights
+    is_step = e.event.phase not in ("data", "checkpoint", "parameter", "resume")
+    if e.birth is not None or e.location.is_reproduced or not is_step or e.is_first_step:
+        return None
+    if not w.largest > _ABSURD * max(w.first, 1.0):
+        return None
+    return Finding(
+        confidence=0.8,
+        sentence=_sentence(e),
+        facts=_other_batches(e.results.get("previous_batch")),
+        fixes=divergence_fixes(e),
+        wants=("smaller_lr",),
     )
 
 

@@ -238,11 +238,11 @@ def _quotient_range(at: At, x: Span, y: Span) -> Span:
         low = torch.where(x.lo >= 0, x.lo / y.hi, x.lo / y.lo)
         return Span(low, torch.where(x.hi >= 0, x.hi / y.lo, x.hi / y.hi), at.dtype)
     holds_zero = (y.lo <= 0) & (y.hi >= 0)
-    at.fail("zero_denominator", holds_zero, f"{y.words or 'the denominator'} is 0", y, "other")
+    at.fail("zero_denominator", holds_zero, f"{y.words or 'the denominator'} is 0", y)
     near = _is_flushed(y.lo, y.dtype) | _is_flushed(y.hi, y.dtype)
     if bool((near & ~holds_zero).any()):
         said = "the denominator is next to 0"
-        at.failures.append(Failure("overflow", said, "other", is_loose=True))
+        at.failures.append(Failure("overflow", said, is_loose=True))
     ends = [p / q for p in (x.lo, x.hi) for q in (y.lo, y.hi)]
     nan = torch.full((), math.nan, dtype=torch.float64)
     bad = (holds_zero | near).expand(ends[0].shape)
@@ -361,6 +361,6 @@ def others(at: At, x: Any, y: Any) -> Span:
         )
         logs = Span(y.lo.clamp(min=1e-45).log(), y.hi.clamp(min=1e-45).log(), at.dtype)
         return product(at, x, logs)
-    at.fail("zero_denominator", (y.lo <= 0) & (y.hi >= 0), "the divisor is 0", y, "other")
+    at.fail("zero_denominator", (y.lo <= 0) & (y.hi >= 0), "the divisor is 0", y)
     top = y.mag
     return Span(torch.where(x.lo >= 0, torch.zeros_like(top), -top), top, at.dtype)

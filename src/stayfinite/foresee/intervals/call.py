@@ -41,7 +41,6 @@ class Failure:
 
     kind: str
     condition: str
-    operand: str = ""
     low: float | None = None
     high: float | None = None
     is_loose: bool = False
@@ -78,8 +77,9 @@ class At:
     def name(self) -> str:
         return self.call.operation.op.removeprefix("aten.").rstrip("_")
 
-    def fail(self, kind: str, where: Tensor | bool, condition: str, span: Span | None = None,
-             operand: str = "self") -> None:  # fmt: skip
+    def fail(
+        self, kind: str, where: Tensor | bool, condition: str, span: Span | None = None
+    ) -> None:
         """Report a failure where `where` is true."""
         is_any = bool(where.any()) if isinstance(where, Tensor) else where
         if not is_any:
@@ -89,7 +89,7 @@ class At:
             low, high = float(span.lo.min()), float(span.hi.max())
         loose = span is not None and is_loose(span)
         key = span.facts.get("zero_iff", span.key) if span is not None else None
-        self.failures.append(Failure(kind, condition, operand, low, high, loose, key))
+        self.failures.append(Failure(kind, condition, low, high, loose, key))
 
     def check_sum(self, total: Tensor, is_own: bool = False) -> None:
         """Sums on the way to the result must not be beyond the limit of what they are made in.

@@ -23,7 +23,7 @@ class ByLine:
 
     @property
     def worst(self) -> Verdict:
-        """The one to tell: can fail before unknown, the forward before the backward."""
+        """The one to report: can fail before unknown, the forward before the backward."""
         return min(
             self.verdicts,
             key=lambda v: (

@@ -53,7 +53,7 @@ def _too_large(at: At, x: Span) -> Failure:
     said = f"{x.words or 'what is cast'} is beyond {limit_of(at.dtype):g}, the limit of {name}"
     low, high = float(x.lo.min()), float(x.hi.max())
     is_data = max(abs(low), abs(high)) <= 10 * at.largest_part
-    return Failure("low_precision_overflow", said, "self", low, high, is_loose=not is_data)
+    return Failure("low_precision_overflow", said, low, high, is_loose=not is_data)
 
 
 def _truth(x: Span) -> tuple[Tensor, Tensor]:

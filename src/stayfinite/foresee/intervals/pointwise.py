@@ -148,7 +148,7 @@ def _overflow(at: At, x: Span, kind: str, condition: str) -> Failure:
     low = float(x.lo.min()) if x.lo.numel() else None
     high = float(x.hi.max()) if x.hi.numel() else None
     is_near = x.seen is not None and x.seen[1] * 10 > math.log(torch.finfo(at.dtype).max)
-    return Failure(kind, condition, "self", low, high, is_loose(x) and not is_near, x.key)
+    return Failure(kind, condition, low, high, is_loose(x) and not is_near, x.key)
 
 
 @model("log", "log2", "log10", "log1p", inf=True)

@@ -56,7 +56,6 @@ class Verdicts:
             condition=chosen.condition if firm else f"not proved: {chosen.condition}",
             kind=chosen.kind,
             parts=tuple(sorted(parts)),
-            operand=chosen.operand,
             low=chosen.low,
             high=chosen.high,
             after=inherited,

@@ -35,7 +35,7 @@ _LONG_TAIL = 20.0
 _STEPS = (0.1, 0.01)
 _FEWEST_ON_GRID = 3
 _LARGEST_ON_GRID = 2000.0
-"""Float32 no longer holds cents exactly enough to tell beyond it."""
+"""Float32 no longer holds cents exactly enough above this."""
 _VECTOR = 8
 """This many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 _EXACT = 2.0**24

@@ -22,6 +22,8 @@ _SMALL = 8
 _COMMON = 0.05
 """A label that is rarer than that does not fill a whole batch."""
 _FAR_ABOVE = 100
+_MOST_ROOM = 4
+"""A tensor that is wider than so many times the longest sequence seen is something else."""
 _SHORT = 4
 """Where sequences as short as this were seen, one of length 1 may come."""
 
@@ -192,12 +194,24 @@ def lengths(seen: Seen) -> Iterator[Candidate]:
             how = first_row(_filled(value), seen.num_rows)
             what = f"one sample with {p.name} {value}"
             yield Candidate("length", what, seen.changed([p], how), level, may_raise=True)
+        for width in _room(seen, p):
+            how = first_row(_filled(width), seen.num_rows)
+            what = f"one sample with {p.name} {width}, as long as there is room"
+            yield Candidate("length", what, seen.changed([p], how), may_raise=True)
     for p in parts:
         for q in parts:
             if p is not q:
                 what = f"one sample with the shortest {p.name} seen and the longest {q.name}"
                 make = _short_and_long(seen, p, q)
                 yield Candidate("length", what, make, may_raise=True)
+
+
+def _room(seen: Seen, p: Part) -> list[int]:
+    """The widths of the sequences that these may be the lengths of, where none that was seen fills them."""
+    if not p.has_rows or p.low == p.high:
+        return []
+    wide = (q.tensor for q in seen.parts if q.has_rows and q.tensor.dim() > 1)
+    return sorted({t.shape[1] for t in wide if p.high < t.shape[1] <= _MOST_ROOM * p.high})
 
 
 def _short_and_long(seen: Seen, p: Part, q: Part) -> Callable[[], Any]:

@@ -31,6 +31,8 @@ class Verdict:
     """The optimizers that it steps."""
     is_computing: bool = False
     """Whether it calls a function or a module, and not only a method of an existing tensor."""
+    is_exchanging: bool = False
+    """Whether all processes have to make it together."""
     needs_protection: bool = False
     """Whether the function writes to something that only a copy of the function protects."""
     reads: set[Path] = field(default_factory=set)
@@ -74,6 +76,7 @@ class Access:
     is_step: bool = False
     optimizers: tuple[object, ...] = ()
     is_computing: bool = False
+    is_exchanging: bool = False
     needs_protection: bool = False
 
     @property
@@ -87,6 +90,7 @@ class Access:
         self.is_step |= verdict.is_step
         self.optimizers += verdict.optimizers
         self.is_computing |= verdict.is_computing
+        self.is_exchanging |= verdict.is_exchanging
         self.needs_protection |= verdict.needs_protection
         self.reads |= verdict.reads
         self.mutates |= verdict.mutates

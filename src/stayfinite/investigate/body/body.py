@@ -20,6 +20,7 @@ from .copies import Copier
 from .cut import Cut, Rules, rebuild, touches
 from .feeds import feeds_of
 from .home import Home, homes_of
+from .own_code import STEPPED
 from .plan import Plan, home_environment, is_scalar
 from .scene import Scene
 from .summary import Functions
@@ -106,11 +107,11 @@ class Body:
         return [self.scene, *self._outer]
 
     def extended(self) -> Body | None:
-        """The body of the next outer loop, with what it has computed before in the same iteration."""
+        """The body of the next outer loop or of the function, with what it has computed before in the same iteration."""
         mine = self.functions
         is_outside = False
         for home in homes_of(self.scene):
-            if is_outside and home.is_loop:
+            if is_outside:
                 functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
                 body = Body(self.scene, home, functions, self._outer)
                 if body.plan().code is not None and body.plan().has_backward:
@@ -170,23 +171,15 @@ class Body:
         return self._plans[key]
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """Variables whose current value is used, because what computed it cannot be repeated."""
-        return self.plan().taken
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """Statements that are not run."""
-        return self.plan().left_out
-
-    @property
     def has_effects(self) -> bool:
         """Whether an iteration changes something that later ones compute with: a replay buffer, an environment.
 
         Then this has happened, though the step was skipped. Counters, logs and collected results do not count.
         """
         environment = home_environment(self.scene)
-        following = build_units(self.home.following, environment, self.functions.judge)
+        following = build_units(
+            self.home.following, environment, self.functions.judge, is_over=True
+        )
         units = [*flat(self.units), *flat(following)]
         bound = {p[0] for u in units for p in u.access.binds if len(p) == 1}
         fed = {n.id for f in self.feeds for n in ast.walk(f.target) if isinstance(n, ast.Name)}
@@ -205,10 +198,15 @@ class Body:
     def is_exchanging(self) -> bool:
         """Whether a statement after the backward communicates with other processes, so that it is not run again."""
         environment = home_environment(self.scene)
-        following = build_units(self.home.following, environment, self.functions.judge)
+        following = build_units(
+            self.home.following, environment, self.functions.judge, is_over=True
+        )
         units = [*flat(self.units), *flat(following)]
         first = next((i for i, u in enumerate(units) if u.access.is_backward), len(units))
-        return any("torch.distributed" in (u.access.outside or "") for u in units[first:])
+        return any(
+            u.access.is_exchanging or "torch.distributed" in (u.access.outside or "")
+            for u in units[first:]
+        )
 
     @functools.cached_property
     def is_of_one_iteration(self) -> bool:
@@ -219,7 +217,9 @@ class Body:
         if plan.is_taking:
             return True
         environment = home_environment(self.scene)
-        following = build_units(self.home.following, environment, self.functions.judge)
+        following = build_units(
+            self.home.following, environment, self.functions.judge, is_over=True
+        )
         written = {p for u in (*flat(self.units), *flat(following)) for p in u.access.writes}
         loops = [
             h.node for h in homes_of(self.scene) if isinstance(h.node, (ast.For, ast.AsyncFor))
@@ -279,22 +279,24 @@ class Body:
             return
         code, arguments = found
         copier = Copier(self.functions.code_for, self.functions.judge.is_training_object)
+        namespace.update(_stepped(namespace, copier))
         if not self.scene.is_function:
-            with copier.with_own_code([namespace.get(n) for n in code.co_names]):
+            with copier.with_own_code():
                 exec(code, namespace)
             return
         space = dict(self.scene.module_globals)
+        space.update(_stepped({n: space.get(n) for n in code.co_names}, copier))
         local = self.scene.local_variables
         closure = tuple(types.CellType(local[n]) for n in code.co_freevars)
         function = types.FunctionType(code, space, code.co_name, None, closure)
         values = [namespace.get(n) for n in arguments]
-        with copier.with_own_code([*values, *(space.get(n) for n in code.co_names)]):
+        with copier.with_own_code():
             function(*values)
 
     @functools.cached_property
     def _following(self) -> tuple[types.CodeType, list[str]] | None:
         environment = home_environment(self.scene)
-        units = build_units(self.home.following, environment, self.functions.judge)
+        units = build_units(self.home.following, environment, self.functions.judge, is_over=True)
         cut = Cut(units, Rules(is_call=True))
         cut.solve(lambda u: u.access.is_training and not u.blocks and not u.access.is_backward)
         statements = rebuild(units, cut, lambda u: u in cut.kept, lambda u: None)
@@ -377,3 +379,8 @@ def _shares_objects(batch: Any, variables: dict[str, Any]) -> bool:
         elif isinstance(value, dict):
             todo += value.values()
     return False
+
+
+def _stepped(variables: dict[str, Any], copier: Copier) -> dict[str, Any]:
+    """The optimizers and schedulers among these, as a replay uses them."""
+    return {n: copier.copy(v) for n, v in variables.items() if isinstance(v, STEPPED)}

@@ -13,23 +13,22 @@ import copy
 import functools
 import random
 import types
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ...patches.manager import patched, unpatched
 from .classes import of_copied_class, own_members
 from .effects import holds_user_code
 from .hooks import hooks_of, hooks_of_every_module, replaced
-from .own_code import has_own_class, with_copied_classes, with_copied_methods
+from .own_code import STEPPED, give_copies, has_own_class, stand_in, with_copied_classes
 from .sharing import is_shared
-from .source import current_code, file_kind
+from .source import current_code, file_kind, names_of
 
 __all__ = ["Copier"]
 
@@ -43,7 +42,6 @@ _ATOMS = (
 )  # fmt: skip
 
 
-_STEPPED = (Optimizer, LRScheduler)
 _CLASSES = (type(torch.autograd.Function), type(Tensor), type(nn.Parameter))
 _ATOMS_WITH_CODE = (types.BuiltinFunctionType, *_CLASSES)
 
@@ -51,7 +49,7 @@ _PLAIN = (list, dict, tuple, set, frozenset, OrderedDict, deque)
 """Types with nothing but their items."""
 
 clones: dict[int, int] = {}
-"""The identity of each module that a copy stands for, by that of the copy; of the run under way."""
+"""The identity of each module or optimizer that a copy stands for, by that of the copy; of the run under way."""
 
 
 class Copier:
@@ -67,10 +65,9 @@ class Copier:
         # The caller restores the global random state, so these are the original generators.
         self._memo: dict[int, Any] = {id(g): g for g in _global_generators()}
         self._alive: list[Any] = []
-        # Parameters with hooks or a class of their own, optimizers and schedulers: these are not copied.
+        # Parameters with hooks or a class of their own: these are not copied.
         self._hooked: list[Tensor] = []
         self._classed: list[Tensor] = []
-        self._stepped: dict[int, Any] = {}
         self._depth = 0
         self._slots: dict[type, list[types.MemberDescriptorType]] = {}
         self._methods: dict[type, list[tuple[str, types.FunctionType]]] = {}
@@ -82,6 +79,8 @@ class Copier:
             return of_copied_class(value, self.copy) if isinstance(value, Tensor) else value
         if id(value) in self._memo:
             return self._memo[id(value)]
+        if isinstance(value, STEPPED):
+            return self._stepped(value)
         if len(self._memo) >= _MAX_OBJECTS or self._depth >= _MAX_DEPTH or self._is_shared(value):
             return value
         self._depth += 1
@@ -102,12 +101,10 @@ class Copier:
         return space
 
     @contextlib.contextmanager
-    def with_own_code(self, also_used: Iterable[Any] = ()) -> Iterator[None]:
-        """In this context, copies of the user's code run where what it belongs to is not copied."""
-        self._stepped |= {id(o): o for o in also_used if isinstance(o, _STEPPED)}
+    def with_own_code(self) -> Iterator[None]:
+        """In this context, copies of the user's code run on weights, which are not copied."""
         hooks = [found for p in self._hooked for found in hooks_of(p)]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(with_copied_methods(self._stepped.values(), self.copy))
             stack.enter_context(with_copied_classes(self._classed, self.copy))
             stack.enter_context(replaced([*hooks, *hooks_of_every_module()], self.copy))
             yield
@@ -118,10 +115,8 @@ class Copier:
         return new
 
     def _is_shared(self, value: Any) -> bool:
-        if type(value) in _CLASSES:
+        if type(value) in (*_CLASSES, weakref.ref):
             return False
-        if isinstance(value, _STEPPED):
-            self._stepped[id(value)] = value
         if is_shared(value):
             return True
         return type(value) not in _PLAIN and self._is_training_object(value)
@@ -134,6 +129,21 @@ class Copier:
             if issubclass(kind, base):
                 return make(self, value)
         return self._object(value)
+
+    def _stepped(self, value: Any) -> Any:
+        """An optimizer or a scheduler is not copied, but what it has of the user's code is."""
+        new = stand_in(value)
+        if new is not value:
+            self._keep(value, new)
+            clones[id(new)] = id(value)
+            give_copies(new, self.copy)
+        return new
+
+    def _reference(self, value: Any) -> Any:
+        """A scheduler's patch of `step` knows its optimizer weakly."""
+        target = value()
+        new = self.copy(target) if isinstance(target, STEPPED) else target
+        return value if new is target else self._keep(value, weakref.ref(new))
 
     def _list(self, value: list[Any]) -> Any:
         new = self._keep(value, _bare(value) if type(value) is not list else [])
@@ -362,15 +372,6 @@ def _global_generators() -> list[Any]:
     return [random._inst, np.random.mtrand._rand, torch.default_generator]
 
 
-def names_of(code: types.CodeType) -> set[str]:
-    """Module-level names that the code may use, including nested functions."""
-    names = set(code.co_names)
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            names |= names_of(part)
-    return names
-
-
 def _bare(value: Any) -> Any:
     """A new object of the same class, without calling `__init__`."""
     for base in (nn.Module, OrderedDict, defaultdict, dict, list, set, deque):
@@ -390,7 +391,7 @@ _EXACT: dict[type, Callable[[Copier, Any], Any]] = {
     array.array: Copier._bytes, types.FunctionType: Copier._function,
     types.MethodType: Copier._method, types.BuiltinFunctionType: Copier._builtin,
     types.CellType: Copier._cell, functools.partial: Copier._partial, **dict.fromkeys(_CLASSES, Copier._class),
-    types.ModuleType: Copier._user_module, torch.Generator: Copier._generator, random.Random: Copier._generator,
+    weakref.ref: Copier._reference, types.ModuleType: Copier._user_module, torch.Generator: Copier._generator, random.Random: Copier._generator,
     np.random.Generator: Copier._generator, np.random.RandomState: Copier._generator,
 }  # fmt: skip
 _BY_BASE: dict[type, Callable[[Copier, Any], Any]] = {

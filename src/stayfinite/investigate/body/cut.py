@@ -69,6 +69,8 @@ class Cut:
             is_free = unit in self.rules.fed or self.rules.is_full
             if unit.access.outside and not is_free:
                 self._block(unit, unit.access.outside)
+        if not (self.rules.is_new or self.rules.is_call):
+            self._block_what_changed_the_batch()
         while True:
             self._block_what_lost_its_values()
             self._follow([u for u in self.all if is_wanted(u)])
@@ -79,6 +81,14 @@ class Cut:
                 return
             for loop in stuck:
                 self._block(loop, "a part of the loop cannot be run again")
+
+    def _block_what_changed_the_batch(self) -> None:
+        """`lengths.mul_(n)` after `x, lengths = batch`: the batch holds already what it does."""
+        parts = {name for unit in self.all for name in _parts_of_entry(unit, self.all)}
+        for unit in self.all:
+            changed = next((p for p in unit.access.mutates if p[0] in parts), None)
+            if changed is not None and not unit.blocks and unit not in self.rules.fed:
+                self._block(unit, f"{show(changed)} holds already what it does")
 
     @property
     def _out(self) -> set[Unit]:
@@ -225,6 +235,15 @@ def _covers(written: Path, read: Path) -> bool:
 
 
 _overwrites = _covers
+
+
+def _parts_of_entry(unit: Unit, units: list[Unit]) -> Iterable[str]:
+    """The names to which this statement hands out the parts of a value from before the body."""
+    node = unit.node
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, (ast.Name, ast.Subscript)):
+        return ()
+    is_made_here = any(w == r[:1] for r in unit.access.reads for u in units for w in u.access.binds)
+    return () if is_made_here else [p[0] for p in unit.access.binds if len(p) == 1]
 
 
 def _binds_root(unit: Unit, path: Path) -> bool:

@@ -20,8 +20,10 @@ __all__ = [
     "changing",
     "class_member",
     "code_kind",
+    "exchange",
     "file_kind_of",
     "holds_user_code",
+    "home_of",
     "is_generator",
     "note_change",
     "note_draws",
@@ -54,6 +56,22 @@ def note_draws(verdict: Verdict, module: str, name: str) -> None:
         verdict.mutates.add(RANDOM)
 
 
+def exchange(node: ast.Call, reader: Reader) -> Verdict:
+    """`dist.all_reduce(x)`: all ranks run a replay together, over process groups of ours. An asynchronous one is not run
+    again: its result is there after a `wait` that a slice may leave out.
+    """
+    named = {k.arg: k.value for k in node.keywords}
+    is_waited_for = named.pop("async_op", None)
+    verdict = Verdict(is_computing=True, is_exchanging=True)
+    if is_waited_for is not None and getattr(is_waited_for, "value", True):
+        verdict.outside = "an exchange between processes is not waited for here"
+    for written in (*node.args[:1], *named.values()):
+        path = reader.env.path(written)
+        if path is not None:
+            note_change(verdict, path)
+    return verdict
+
+
 def is_generator(obj: Any) -> bool:
     return isinstance(obj, (np.random.Generator, np.random.RandomState))
 
@@ -84,6 +102,12 @@ def holds_user_code(cells: Iterable[types.CellType]) -> bool:
             if code_kind(cell.cell_contents) == "user":
                 return True
     return False
+
+
+def home_of(member: Any) -> str:
+    """The module of a function of a class; for one that is written in C, that of the class."""
+    owner = getattr(member, "__objclass__", None)
+    return str(getattr(member if owner is None else owner, "__module__", None) or "builtins")
 
 
 def class_member(kind: type, name: str) -> Any:

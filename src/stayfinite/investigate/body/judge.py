@@ -23,7 +23,9 @@ from .effects import (
     changing,
     class_member,
     code_kind,
+    exchange,
     file_kind_of,
+    home_of,
     is_generator,
     note_change,
     note_draws,
@@ -75,10 +77,6 @@ class Judge:
             self._found[key] = (node, env, self._judge(node, env))
         return self._found[key][2]
 
-    def forget(self, env: Env) -> None:
-        """Forget cached values, because the variables have changed."""
-        self._found = {k: v for k, v in self._found.items() if v[1] is not env}
-
     def iteration(self, value: Value) -> str | None:
         """The reason why a loop over this must not be repeated."""
         if not value.is_known or calls.can_iterate_again(value.obj):
@@ -103,16 +101,18 @@ class Judge:
         return self._summary(function, [owner], {}, False, can_protect=False)[1]
 
     def context(self, manager: Value) -> list[Verdict]:
-        """The effects of entering and leaving a context manager of the user."""
+        """The effects of entering and leaving a context manager: a lock that the loop holds would be waited for."""
         kind = type(manager.obj) if manager.is_known else manager.made_by
-        if kind is None or self.summarize is None or self.depth >= _MAX_DEPTH:
-            return []
-        members = [class_member(kind, name) for name in ("__enter__", "__exit__")]
-        return [
-            self._summary(m, [manager], {}, False, can_protect=False)[1]
-            for m in members
-            if isinstance(m, types.FunctionType) and code_kind(m) == "user"
-        ]
+        members = [(n, class_member(kind, n)) for n in ("__enter__", "__exit__")] if kind else []
+        return [self._entering(n, m, manager) for n, m in members if m is not None]
+
+    def _entering(self, name: str, member: Any, manager: Value) -> Verdict:
+        if code_kind(member) not in ("user", "library"):
+            return Verdict(calls.module_effect(home_of(member), name))
+        if self.summarize is None or self.depth >= _MAX_DEPTH:
+            return Verdict()
+        is_library = code_kind(member) == "library"
+        return self._summary(member, [manager], {}, is_library, can_protect=False)[1]
 
     def is_training_object(self, obj: Any) -> bool:
         """Whether it is an optimizer, a scaler, or declared as one by the caller."""
@@ -235,6 +235,8 @@ class Judge:
     def _of_module(self, module: str, obj: Any, node: ast.Call, reader: Reader) -> Verdict:
         """A function of torch, numpy, math, ..."""
         name = str(getattr(obj, "__name__", ""))
+        if calls.exchanges(module, name):
+            return exchange(node, reader)
         reason = calls.module_effect(module, name)
         if reason is not None:
             return Verdict(reason, result=UNKNOWN)
@@ -287,6 +289,7 @@ class Judge:
                 inner = self._python(forward, node, reader, is_root=part is module)
                 verdict.outside = verdict.outside or inner.outside
                 verdict.is_backward |= inner.is_backward
+                verdict.is_exchanging |= inner.is_exchanging
                 verdict.needs_protection |= inner.needs_protection
                 if part is module:
                     verdict.reads |= inner.reads
@@ -366,7 +369,8 @@ class Judge:
             reason = f"{func.__qualname__} changes things that cannot be protected"
         verdict = Verdict(
             reason, summary.is_training, summary.is_backward, summary.is_step,
-            summary.optimizers, summary.needs_protection, result=summary.result,
+            summary.optimizers, is_exchanging=summary.is_exchanging,
+            needs_protection=summary.needs_protection, result=summary.result,
         )  # fmt: skip
         return summary, verdict
 

@@ -15,6 +15,7 @@ __all__ = [
     "CONSUMERS",
     "MUTATING",
     "draws_numbers",
+    "exchanges",
     "is_pure_builtin",
     "module_effect",
     "starts_graph",
@@ -56,6 +57,16 @@ _OUTSIDE_TORCH = (
     "torch.hub", "torch.serialization", "torch.onnx", "torch.profiler", "torch.package",
     "torch.optim", "torch.utils.cpp_extension",
 )  # fmt: skip
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+_ASKS_PROCESSES = {
+    "get_backend", "get_global_rank", "get_group_rank", "get_process_group_ranks", "get_rank", "get_world_size",
+    "is_available", "is_initialized",
+}  # fmt: skip
+_EXCHANGES = {
+    "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "broadcast",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor",
+}  # fmt: skip
+"""Collectives that write their result into the first argument."""
 _OUTSIDE_NUMPY = {
     "save",
     "savez",
@@ -104,11 +115,20 @@ def module_effect(module: str, name: str) -> str | None:
     root = module.split(".")[0]
     if root not in _PURE_MODULES:
         return f"{module}.{name} may reach outside"
+    if module.startswith("torch.distributed") and name in _ASKS_PROCESSES:
+        return None
     if root == "torch" and (module.startswith(_OUTSIDE_TORCH) or name in _OUTSIDE_TORCH_NAMES):
         return f"{module}.{name} reaches outside"
     if root == "numpy" and name in _OUTSIDE_NUMPY:
         return f"numpy.{name} works on files"
     return None
+
+
+def exchanges(module: str, name: str) -> bool:
+    """Whether all processes call this function together, and it computes; what it returns may be awaited."""
+    return module.startswith("torch.distributed") and (
+        name in _EXCHANGES or module in ("torch.distributed.nn.functional", _FUNCTIONAL)
+    )
 
 
 def is_tensor_call(node: ast.Call) -> bool:

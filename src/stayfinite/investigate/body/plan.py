@@ -13,17 +13,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .compiled import compile_block, compile_module
-from .copies import Copier, clones, names_of
-from .cut import Cut, Rules, can_strip, rebuild, show
+from .copies import Copier, clones
+from .cut import Cut, Rules, can_strip, rebuild
 from .feeds import BATCHES, Feed, take
 from .home import Home
 from .scene import Scene
-from .source import function_source
+from .source import function_source, names_of
 from .summary import Functions
 from .units import Unit, build_units, flat
-from .values import Env, Path, attribute_of, known
+from .values import UNKNOWN, Env, Path, Value, attribute_of, known
 
-__all__ = ["Plan", "home_environment", "is_scalar"]
+__all__ = ["Plan", "home_environment", "is_scalar", "object_at"]
 
 _TAKEN = "__stayfinite_taken__"
 
@@ -85,7 +85,9 @@ class Plan:
         units = list(flat(self._body.units))
         if not units or self._body.wanted or self._scene.has_left_early:
             return 0
-        following = build_units(self._body.home.following, env, self._body.functions.judge)
+        following = build_units(
+            self._body.home.following, env, self._body.functions.judge, is_over=True
+        )
         ahead = [u for u in (units[-1], *flat(following)) if u.access.is_step]
         current = ahead[0].access.optimizers if ahead else ()
         start = 0
@@ -202,12 +204,6 @@ class Plan:
     def has_backward(self) -> bool:
         return any(u.access.is_backward for u in self._cut.kept)
 
-    @functools.cached_property
-    def taken(self) -> tuple[str, ...]:
-        """Variables whose current values are used."""
-        paths = {p for u in self._cut.needed for p in u.access.writes if "<" not in p[0]}
-        return tuple(sorted({show(p) for p in paths}))
-
     @property
     def is_taking(self) -> bool:
         """Whether a current value that this iteration has computed is used."""
@@ -235,11 +231,6 @@ class Plan:
                     return True
                 from_batch |= {p[0] for p in unit.access.binds}
         return False
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        gone = [u for u in self._cut.all if u not in self._cut.kept]
-        return tuple(ast.unparse(u.node).splitlines()[0] for u in gone)
 
     def run(
         self, batches: Sequence[Any], given: dict[str, Any], is_copied: bool = False
@@ -284,12 +275,25 @@ def home_environment(scene: Scene) -> Env:
     return Env(scene.module_globals, local, values, _cells(scene), arguments, is_home=True)
 
 
+def object_at(node: ast.expr, scene: Scene) -> Any:
+    """What `optimizer` or `self.optimizer` stands for; None where that is not known."""
+    return _value_at(node, scene).obj
+
+
+def _value_at(node: ast.expr, scene: Scene) -> Value:
+    if isinstance(node, ast.Name):
+        return home_environment(scene).lookup(node.id)
+    if isinstance(node, ast.Attribute):
+        return attribute_of(_value_at(node.value, scene), node.attr)
+    return UNKNOWN
+
+
 def _cells(scene: Scene) -> dict[str, Any]:
     """The cells of closure variables, found in the functions that share them."""
     names = {*scene.code.co_cellvars, *scene.code.co_freevars} - {"__class__"}
     found: dict[str, Any] = {}
     for value in scene.local_variables.values():
-        if not isinstance(value, types.FunctionType) or not value.__closure__:
+        if type(value) is not types.FunctionType or not value.__closure__:
             continue
         for name, cell in zip(value.__code__.co_freevars, value.__closure__):
             if name in names and _content(cell) is scene.local_variables.get(name, cell):

@@ -24,6 +24,7 @@ __all__ = [
     "current_code",
     "file_kind",
     "function_source",
+    "names_of",
     "source_tree",
     "substituted",
 ]
@@ -175,3 +176,12 @@ class _Private(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.arg = self._mangled(node.arg)
         return node
+
+
+def names_of(code: CodeType) -> set[str]:
+    """Module-level names that the code may use, including nested functions."""
+    names = set(code.co_names)
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            names |= names_of(part)
+    return names

@@ -39,6 +39,7 @@ class FunctionSummary:
     is_backward: bool = False
     is_step: bool = False
     optimizers: tuple[object, ...] = ()
+    is_exchanging: bool = False
     needs_protection: bool = False
     reads: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
@@ -165,6 +166,7 @@ class Functions:
             found.outside = (
                 found.outside or f"{func.__qualname__}: {next(iter(cut.blocked.values()))}"
             )
+        found.is_exchanging = any(u.access.is_exchanging for u in cut.all)
         for unit in cut.all:
             if unit not in cut.blocked and unit not in cut.trapped:
                 self._add(found, unit.access)

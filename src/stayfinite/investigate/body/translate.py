@@ -22,6 +22,7 @@ class Summary(Protocol):
     is_backward: bool
     is_step: bool
     optimizers: tuple[object, ...]
+    is_exchanging: bool
     needs_protection: bool
     """Whether it would write to globals, or do what a replay omits, if it were run unchanged."""
     reads: set[Path]

@@ -15,7 +15,9 @@ from torch import Tensor
 from .access import Access, CallJudge, Reader
 from .values import FRESH, UNKNOWN, Env, Value, element_of
 
-__all__ = ["Unit", "build_units", "flat"]
+__all__ = ["EXCHANGED", "Unit", "build_units", "flat"]
+
+EXCHANGED = "torch.distributed is used after the backward"
 
 _CHANGED_IN_PLACE = (Tensor, np.ndarray, list, set, deque, dict, bytearray)
 _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise)
@@ -73,11 +75,20 @@ def flat(units: list[Unit]) -> Iterator[Unit]:
             yield from flat(block)
 
 
-def build_units(statements: list[ast.stmt], env: Env, judge: CallJudge) -> list[Unit]:
-    """The statements of a body with their effects, in order."""
+def build_units(
+    statements: list[ast.stmt], env: Env, judge: CallJudge, is_over: bool = False
+) -> list[Unit]:
+    """The statements of a body with their effects, in order; `is_over`: they come after its step.
+
+    What the processes exchange after a backward are gradients and records, which a replay leaves as they are.
+    """
     units = _Builder(env, judge).block(statements, None, ())
     for position, unit in enumerate(flat(units)):
         unit.position = position
+        access = unit.access
+        if is_over and access.is_exchanging and not access.is_training:
+            access.outside = access.outside or EXCHANGED
+        is_over |= access.is_backward
     return units
 
 
@@ -217,6 +228,7 @@ class _Builder:
             verdict = self.judge.call(call, self.env)
             reader.access.outside = reader.access.outside or verdict.outside
             reader.access.needs_protection |= verdict.needs_protection
+            reader.access.is_exchanging |= verdict.is_exchanging
         self.env.values = kept
 
     def _If(self, node: ast.If, reader: Reader, unit: Unit) -> None:

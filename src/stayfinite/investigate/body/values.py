@@ -134,7 +134,7 @@ class Env:
 
 def known(obj: Any, is_shared: bool = False) -> Value:
     """An existing value; `is_shared`: it is reached through an object that is not copied."""
-    is_ours = isinstance(obj, (Bound, Unbound, Super))
+    is_ours = type(obj) in (Bound, Unbound, Super)
     return Value("known", obj, is_shared or (not is_ours and sharing.is_shared(obj)))
 
 

@@ -23,10 +23,11 @@ from ...patches.provenance import provenance
 from ...records import Culprit
 from ...sandbox.compute import computing_only
 from ..investigation import Investigation
+from .called_schedules import called_schedule
 from .gather import owner_of
 from .layer_lines import layer_line
-from .own_rate import own_rate
 from .own_schedules import by_counter, own_schedules
+from .own_update import own_rate
 from .script_files import own_files, source_files
 from .setting_lines import (
     assigned_key,
@@ -150,7 +151,11 @@ def _own_schedule(investigation: Investigation) -> Culprit | None:
             formula, at = found
             line = _line_of_formula(formula, (at,), type(scheduler).step.__code__)
             return culprit(line, "the schedule's formula")
-    return None
+    called = called_schedule(investigation)
+    if called is None:
+        return None
+    formula, at, code = called
+    return culprit(_line_of_formula(formula, (at,), code), "the schedule's formula")
 
 
 def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
@@ -225,6 +230,9 @@ class _FormulaWatch:
         if value is None:
             value = next((given for _, given in self._returned if _is_bad(given)), None)
         if value is None:
+            own = next((f for f, _ in self._returned if f in self._found), None)
+            if own is not None:  # it returns nothing, and has set the rate itself
+                self.place = (own.f_code.co_filename, self._lines[own], own.f_code.co_name)
             self._returned.clear()
             return
         for frame, returned in self._returned:

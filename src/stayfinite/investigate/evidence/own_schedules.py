@@ -19,9 +19,11 @@ __all__ = [
     "StandIn",
     "by_counter",
     "first_bad_step",
+    "held_by",
     "is_in",
     "own_schedules",
     "stand_in",
+    "stand_in_for",
 ]
 
 _MOST_BEFORE = 50
@@ -53,7 +55,7 @@ def own_schedules(state: TrainState) -> Iterator[Any]:
     if not kinds:
         return
     for found in [s for s in gc.get_objects() if type(s) in kinds]:
-        if _held(state, found) is not None:
+        if held_by(state, found) is not None:
             yield found
 
 
@@ -62,7 +64,7 @@ def _is_users(function: Any) -> bool:
     return isinstance(code, types.CodeType) and is_user_file(code.co_filename)
 
 
-def _held(state: TrainState, scheduler: Any) -> str | None:
+def held_by(state: TrainState, scheduler: Any) -> str | None:
     """Under which name a schedule holds its optimizer."""
     known = list(state.optimizers)
     values = getattr(scheduler, "__dict__", {})
@@ -71,20 +73,24 @@ def _held(state: TrainState, scheduler: Any) -> str | None:
 
 def stand_in(scheduler: Any, held: str = "optimizer") -> Any:
     """A copy of a schedule that moves nothing of the training's."""
-    given = getattr(scheduler, held)
+    mine = copy.copy(scheduler)
+    setattr(mine, held, stand_in_for(getattr(scheduler, held)))
+    return mine
+
+
+def stand_in_for(optimizer: Any) -> StandIn:
+    """Groups with finite rates to begin with."""
     groups = []
-    for theirs in given.param_groups:
-        first = theirs.get("initial_lr", given.defaults.get("lr", 1.0))
+    for theirs in optimizer.param_groups:
+        first = theirs.get("initial_lr", optimizer.defaults.get("lr", 1.0))
         rate = theirs["lr"] if math.isfinite(theirs["lr"]) else first
         groups.append({**theirs, "params": [], "lr": rate, "initial_lr": first})
-    mine = copy.copy(scheduler)
-    setattr(mine, held, StandIn(groups))
-    return mine
+    return StandIn(groups)
 
 
 def by_counter(state: TrainState, scheduler: Any) -> tuple[Formula, int] | None:
     """The rate as a function of the number that it counts its steps with, and where that is not finite."""
-    held = _held(state, scheduler)
+    held = held_by(state, scheduler)
     if held is None:
         return None
     numbers = {k: v for k, v in vars(scheduler).items() if type(v) is int}

@@ -34,7 +34,7 @@ class SampleSource:
 
 @contextlib.contextmanager
 def as_worker(number: int | None, loader: SampleSource) -> Iterator[None]:
-    """What a data set asks for its share by `get_worker_info` is told what that process was told."""
+    """`get_worker_info`, by which a data set finds its share, answers as in that process."""
     before = worker._worker_info
     if number is not None:
         worker._worker_info = worker.WorkerInfo(

@@ -13,11 +13,16 @@ __all__ = ["own_files", "source_files"]
 
 
 def own_files(investigation: Investigation) -> list[str]:
-    """The script's own files that the training is known to run in."""
-    place = investigation.engine.step_place
+    """The user's files that the training is known to run in: its loop, loss function, models and optimizers, and the script."""
+    place, scene = investigation.engine.step_place, investigation.vehicle.scene
+    batches = investigation.window.batches
+    loss_fn = batches[0].loss_fn if batches else None
+    module = sys.modules.get(getattr(loss_fn, "__module__", None) or "")
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     known = [
         place.code.co_filename if place.code is not None else None,
+        scene.file if scene is not None else None,
+        getattr(module, "__file__", None),
         *(file for file, _, _ in call_stack(sys._getframe(1))),
         investigation.engine.script,
         *(f for o in investigation.state.optimizers for f, _, _ in made_at(o)),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
 from ...diagnose.evidence import Evidence
 from ...locate.frames import is_user_file
 from ...locate.slice import to_location
-from ...records import Fix, Link, Proof, TensorStats
+from ...records import Fix, Proof
 from ...remedies import (
     Candidate,
     Source,
-    Symptom,
     candidates,
     is_equivalent,
     is_flat,
@@ -32,6 +31,7 @@ from .first_values import first_values_change
 from .layer_change import layer_changes
 from .line_search import line_search_change
 from .pipeline_change import pipeline_changes
+from .place import Place, for_cause, is_same, is_scaled_loss, place_of, symptom_of
 from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
@@ -45,18 +45,7 @@ _MAX_TRIALS = 14
 _MAX_LINES = 3
 _MAX_REFUTED = 2
 _MAX_SCHEDULES = 3
-_SCALE = 8.0
-_INVERTING = ("pow", "rsqrt", "reciprocal")
 _FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A line to change, and what failed there."""
-
-    file: str
-    line: int
-    symptom: Symptom
 
 
 _NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedule",
@@ -118,18 +107,18 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     for setting in _settings(lab, e, cause):
         yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
     # A gradient that overflows in float16 was scaled, or grows elsewhere: no single line is the cause.
-    is_scaled = cause == "low_precision_overflow" and (e.is_backward or _is_scaled_loss(e))
-    place = _place_of(e) if cause not in _NOT_THE_LINE and not is_scaled else None
+    is_scaled = cause == "low_precision_overflow" and (e.is_backward or is_scaled_loss(e))
+    place = place_of(e) if cause not in _NOT_THE_LINE and not is_scaled else None
     q = e.quotient if cause == "zero_denominator" else None
     if place is not None and q is not None and is_user_file(q.file):
-        place = _Place(q.file, q.line, replace(place.symptom, operator="div"))
+        place = Place(q.file, q.line, replace(place.symptom, operator="div"))
     text = text_of_file(place.file) if place is not None else None
     if place is not None and text is not None:
-        place = replace(place, symptom=_for_cause(place.symptom, cause))
+        place = replace(place, symptom=for_cause(place.symptom, cause))
         yield _Search(lab, e, trial, place.file, text, place=place)
     is_scale = cause == "loss_scaling" and is_fixed_scale(lab) and not e.scale.is_stepped_again
     is_half = cause in ("low_precision_overflow", "low_precision_underflow")
-    if is_scale or (is_half and not _is_scaled_loss(e)):
+    if is_scale or (is_half and not is_scaled_loss(e)):
         for setting in precision_changes(lab, e):
             yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
 
@@ -168,7 +157,7 @@ class _Search:
         file: str,
         text: str,
         *,
-        place: _Place | None = None,
+        place: Place | None = None,
         only: Candidate | None = None,
         setting: SettingChange | None = None,
     ) -> None:
@@ -197,7 +186,7 @@ class _Search:
             yield from self._try_all(self.text, self.place, (), 1)
 
     def _try_all(
-        self, text: str, place: _Place, before: tuple[Candidate, ...], depth: int
+        self, text: str, place: Place, before: tuple[Candidate, ...], depth: int
     ) -> Generator[Replay, ReplayResult, None]:
         source = Source(text, dtype=place.symptom.dtype, kernel=place.symptom.operator)
         for candidate in candidates(source, place.line, place.symptom):
@@ -241,7 +230,7 @@ class _Search:
         return self.num_trials >= _MAX_TRIALS or not self.trial.has_time
 
     def _try(
-        self, made: tuple[Candidate, ...], depth: int, tried: _Place | None
+        self, made: tuple[Candidate, ...], depth: int, tried: Place | None
     ) -> Generator[Replay, ReplayResult, None]:
         text = made[-1].text
         if self._functions is None:
@@ -274,16 +263,16 @@ class _Search:
             self.refuted.append(fix)
             return
         place = yield from self._next_place(change)
-        if place is None or tried is None or _is_same(place, tried, change):
+        if place is None or tried is None or is_same(place, tried, change):
             self.refuted.append(fix)
             return
-        note = yield from self.trial.spoils(change, self.evidence.dtype, limits)
+        note = yield from self.trial.healthy_effect(change, self.evidence.dtype, limits)
         if note and is_written:
             self.refuted.append(self._fix(made, change, replace(proof, note=note)))
             return
         yield from self._try_all(text, place, made, depth + 1)
 
-    def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
+    def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, Place | None]:
         """The place where the step, or a later batch, fails now, if it is in the same file."""
         with self.lab.restored():
             result = yield from self.lab.traced(window=self.trial.failed_ahead, change=change)
@@ -298,7 +287,7 @@ class _Search:
         else:
             return None
         e = replace(self.evidence, location=location)
-        return _Place(change.file, line, _symptom(e))
+        return Place(change.file, line, symptom_of(e))
 
     def _fix(
         self, made: tuple[Candidate, ...], change: ChangedSource | SettingChange, proof: Proof
@@ -318,81 +307,3 @@ class _Search:
             remedy="+".join(dict.fromkeys(r.name for r in remedies)),
             file_sha256=change.sha256,
         )
-
-
-def _is_scaled_loss(e: Evidence) -> bool:
-    """A scalar times another, or the last factor of a loss: a loss and its scale."""
-    is_product = e.kernel == "mul" and all(s.num_elements == 1 for s in e.tensors)
-    is_before = not e.is_backward and e.kernel != "mul"  # a value of the forward is not scaled
-    return is_product or (not is_before and (e.scale.factor or 1.0) >= _SCALE)
-
-
-def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
-    """Patterns that depend on the cause and not only on the operator."""
-    # The weights of all targets may be 0, which is an average over nothing as well.
-    is_mean = cause == "empty_reduction" or symptom.operator.startswith("nll_loss")
-    return replace(
-        symptom,
-        is_empty=symptom.is_empty or is_mean,
-        is_exploding=cause == "exploding_gradient",
-        is_infeasible=cause == "infeasible_target",
-        is_discarded=cause == "masked_branch_leak",
-    )
-
-
-def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:
-    """The same operator of the same line, so the change did not help."""
-    lines = (tried.line, change.line_after(tried.line))
-    return place.line in lines and place.symptom.operator == tried.symptom.operator
-
-
-def _place_of(e: Evidence) -> _Place | None:
-    location = e.location
-    if location.file is None or location.line is None or not is_user_file(location.file):
-        return None
-    mask = next((c for c in location.chain if c.role == "sentinel" and c.file and c.line), None)
-    symptom = _symptom(e)
-    if symptom.is_masked and mask is not None and _is_apart(mask, location.line, location.file):
-        assert mask.file is not None and mask.line is not None
-        if is_user_file(mask.file):
-            return _Place(mask.file, mask.line, symptom)
-    return _Place(location.file, location.line, symptom)
-
-
-def _is_apart(mask: Link, line: int, file: str) -> bool:
-    """Whether the mask was written in another function than the one that fails."""
-    if mask.file != file or mask.line is None:
-        return True
-    text = text_of_file(file)
-    source = Source(text) if text else None
-    return source is not None and source.function_at(mask.line) is not source.function_at(line)
-
-
-def _symptom(e: Evidence) -> Symptom:
-    operator = e.forward_name if e.is_backward else e.kernel
-    operator = "pow" if operator.startswith("pow") else operator
-    divisor = e.at_bad("tensor2", "other")
-    whole = e.operand("tensor2", "other")
-    stats = whole.stats if whole is not None else None
-    counted = e.operand("self") if operator in _INVERTING else whole
-    is_private = operator in ("_softmax", "_log_softmax", "_ctc_loss")
-    return Symptom(
-        operator=operator if is_private else operator.lstrip("_"),
-        dtype=e.dtype,
-        is_masked=any(c.facts.get("rows_all_neginf", 0.0) > 0 for c in e.location.chain),
-        is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 2.0) <= 1.0,
-        is_count=counted is not None and _is_count(counted.stats),
-        can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
-        is_plain_number=divisor is None and e.number("other") == 0,
-        is_distribution="distributions" in (e.location.library_file or ""),
-    )
-
-
-def _is_count(stats: TensorStats | None) -> bool:
-    """Whether these are integers; a maximum of 1 may be that of probabilities."""
-    if stats is None or stats.min is None or stats.max is None:
-        return False
-    if not stats.dtype.startswith(("float", "bfloat")):
-        return True
-    is_whole = float(stats.max).is_integer() and float(stats.min).is_integer()
-    return is_whole and stats.min >= 0 and stats.max > 1

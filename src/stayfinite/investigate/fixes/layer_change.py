@@ -42,9 +42,9 @@ def layer_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     layer, weight = norm_layer(lab.state, e), zero_weight(lab.state, e)
     if layer is not None:
         call = _call(source, place.line, type(layer).__name__)
-        like = [m for m in _modules(lab) if _is_like(m, layer)]
         if call is None:
             return
+        like = [m for m in _modules(lab) if _is_like(m, layer)]
         for eps in _EPS:
             remedy = replace(with_keyword(source, call, "eps", eps), why=_WHY_EPS)
             yield _changed(place, source, remedy, partial(_with_eps, like, float(eps)), _ROOM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -11,8 +10,9 @@ import torch
 from ...diagnose.evidence import Evidence
 from ...remedies import Candidate, apply, in_precision
 from .. import changes
+from ..evidence.script_files import own_files
 from ..laboratory import Laboratory
-from .setting_change import SettingChange, training_files
+from .setting_change import SettingChange
 from .where_set import source_of
 
 __all__ = ["precision_changes"]
@@ -20,9 +20,8 @@ __all__ = ["precision_changes"]
 
 def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     """float32 if the weights are half, bfloat16 for autocast; if one file of the training requests float16."""
-    files = {*training_files(lab), *([e.location.file] if e.location.file else [])}
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    sources = [(f, s) for f in sorted(files | ({main} if main else set())) if (s := source_of(f))]
+    files = {*own_files(lab.investigation), *([e.location.file] if e.location.file else [])}
+    sources = [(f, s) for f in sorted(files) if (s := source_of(f))]
     asking = [(f, s) for f, s in sources if in_precision(s, "bfloat16") is not None]
     if len(asking) != 1 or e.dtype != "float16":
         return

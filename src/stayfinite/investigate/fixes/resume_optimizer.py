@@ -34,6 +34,7 @@ def with_optimizer(
     if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
         return None
     name, made = _made_as(source, file, line, optimizer)
+    name = name or _attribute(source, file, line, optimizer)
     statement = source.statement_at(line)
     beside = source.block(statement) if statement is not None else []
     last = max(_restores(source, line))
@@ -41,15 +42,16 @@ def with_optimizer(
         last = made
     if name is None or made > last:
         return None
-    lines = [f"{name}.load_state_dict({holder}[{key!r}])".replace("'", '"')]
+    lines = [_restore(name, holder, key)]
     scheduler = next(reversed(list(lab.state.schedulers)), None)
     schedule_key, schedule = saved_part(path, "last_epoch")
-    if scheduler is not None and schedule and not has_schedule:
+    if scheduler is not None and schedule_key is not None and not has_schedule:
         its_name, at = _made_as(source, file, line, scheduler)
+        its_name = its_name or _attribute(source, file, line, scheduler)
         if its_name is None or at > last:
             schedule = {}
         else:
-            lines += [f"{its_name}.load_state_dict({holder}[{schedule_key!r}])".replace("'", '"')]
+            lines.append(_restore(its_name, holder, schedule_key))
     what = "the optimizer as well" if len(lines) == 1 else "the optimizer and its schedule as well"
     change = change_of(source, file, lines_after(
         source, last, lines, "restore_optimizer", f"restore {what}",
@@ -58,6 +60,10 @@ def with_optimizer(
     if change is not None:
         change.at = _Restored(lab, optimizer, saved, scheduler, schedule)
     return change
+
+
+def _restore(name: str, holder: str, key: str) -> str:
+    return f"{name}.load_state_dict({holder}[{key!r}])".replace("'", '"')
 
 
 def _fits(optimizer: Optimizer, saved: dict[str, Any]) -> bool:
@@ -82,6 +88,19 @@ def _made_as(source: Source, file: str, line: int, optimizer: Any) -> tuple[str 
             if len(names) == 1:
                 return source.text_of(names[0]), statement.end_lineno or number
     return None, 0
+
+
+def _attribute(source: Source, file: str, line: int, wanted: Any) -> str | None:
+    """`self.optimizer`, if another method of the class that restores has made it."""
+    owner = source.parent(source.function_at(line))
+    for where, number, _ in made_at(wanted):
+        statement = source.statement_at(number) if where == file else None
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        is_mine = isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)
+        if is_mine and isinstance(owner, ast.ClassDef) and target is not None:
+            is_same = source.parent(source.function_at(number)) is owner
+            return source.text_of(target) if is_same else None
+    return None
 
 
 def _restores(source: Source, line: int) -> list[int]:
@@ -128,12 +147,15 @@ class _Restored:
             given = {**(schedule or scheduler.state_dict()), "_last_lr": list(self._rates[0])}
             found = rates_of(scheduler, given, lab.window.step + 8)
             self._rates = [(r,) * len(self._rates[0]) for r in found or ()] or self._rates
+        moved = getattr(scheduler, "last_epoch", lab.window.step)
+        self._is_slow = moved < lab.window.step
+        """Whether the schedule moves on with the epochs: within the first, its rate stays."""
 
     def __call__(self, window: Window) -> AbstractContextManager[None]:
         if not self._is_loaded:
             self._is_loaded = True
             self._load()
-        rates = self._rates[min(window.step, len(self._rates) - 1)]
+        rates = self._rates[0 if self._is_slow else min(window.step, len(self._rates) - 1)]
         return changes.with_rates(rates) if rates else contextlib.nullcontext()
 
     def _load(self) -> None:

@@ -27,11 +27,12 @@ from ...remedies import (
     step_left_to_scaler,
     with_keyword,
 )
+from ..evidence.script_files import own_files
 from ..evidence.unscaled_steps import step_without_scaler
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
-from .setting_change import SettingChange, only_call, training_files
-from .where_set import Written, call_at, number_behind, source_of
+from .setting_change import SettingChange, only_call
+from .where_set import Written, call_at, number_behind, numbers_called, source_of
 
 __all__ = ["is_fixed_scale", "scale_changes"]
 
@@ -61,23 +62,25 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
         return
     if _needs_scale(lab, e):
         yield from _dynamic(lab, source, line.file, line.line, factor)
-    where = _constant(source, line.file, line.line, factor)
+    where = _constant(lab, source, line.file, line.line, factor)
     if where is None:
         return
+    places = _places(where, source, line.file, line.line, factor)
+    if not places:
+        return
     if not _needs_scale(lab, e):
-        yield from _smaller(
-            where, 1.0, 1.0
-        )  # nothing underflows, and a smaller scale may only delay a divergence
+        # Nothing underflows, and a smaller scale may only delay a divergence.
+        yield _smaller(where, places, 1.0, 1.0)
         return
     for times in _SMALLER:
-        yield from _smaller(where, max(1.0, factor / times / _DISTANCE), factor / times)
+        yield _smaller(where, places, max(1.0, factor / times / _DISTANCE), factor / times)
 
 
 def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
     """Whether gradients are computed in float16."""
     if e.dtype == "float16" or any(p.dtype == torch.float16 for _, p in lab.state.parameters()):
         return True
-    texts = [text_of_file(f) or "" for f in training_files(lab)]
+    texts = [text_of_file(f) or "" for f in own_files(lab.investigation)]
     return any("float16" in t.replace("bfloat16", "") or ".half(" in t for t in texts)
 
 
@@ -259,15 +262,34 @@ def _factors(source: Source, line: int) -> Iterator[ast.expr]:
             yield from (node.left, node.right)  # type: ignore[attr-defined]
 
 
-def _constant(source: Source, file: str, line: int, factor: float) -> Written | None:
+def _constant(
+    lab: Laboratory, source: Source, file: str, line: int, factor: float
+) -> Written | None:
     """The number by which the loss is multiplied."""
     given = [number_behind(file, source, side, factor, ()) for side in _factors(source, line)]
     found = [where for where in given if where is not None]
+    if not found:  # perhaps an option of the script, or an argument of a class of another file
+        found = list(numbers_called("scale", factor, own_files(lab.investigation)))
     return found[0] if len(set(found)) == 1 else None
 
 
-def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingChange]:
-    """The number itself; a constant of the file is replaced by its value during a replay."""
+def _places(
+    where: Written, source: Source, file: str, line: int, factor: float
+) -> list[tuple[dict[str, Any], str]]:
+    """Where the running program holds the number: the names of modules, or the attribute of objects."""
+    name = _module_name(where)
+    modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == where.file]
+    if name is not None:
+        return [(vars(m), name) for m in modules]
+    held = [side.attr for side in _factors(source, line) if isinstance(side, ast.Attribute)]
+    objects = [vars(o) for o in _holders(file)]
+    return [(o, key) for o in objects for key in held if o.get(key) == factor]
+
+
+def _smaller(
+    where: Written, places: list[tuple[dict[str, Any], str]], value: float, beyond: float
+) -> SettingChange:
+    """The number itself; where the program holds it, it is replaced during a replay."""
     text = f"{value:.1f}"
     remedy = Remedy(
         name="smaller_scale", title=f"lower the loss scale to {text}",
@@ -276,16 +298,12 @@ def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingCha
         line=where.line, edits=(where.edit(text),),
     )  # fmt: skip
     after, done = apply(where.text, [remedy])
-    name = _module_name(where)
-    modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == where.file]
-    if name is None or not modules:
-        return
     change = SettingChange(
-        where.file, where.text, after, Candidate(done, after), partial(_as, modules, name, value)
+        where.file, where.text, after, Candidate(done, after), partial(_as, places, value)
     )
     change.is_from_snapshot = True
-    change.beyond = partial(_as, modules, name, beyond)
-    yield change
+    change.beyond = partial(_as, places, beyond)
+    return change
 
 
 def _module_name(where: Written) -> str | None:
@@ -299,12 +317,12 @@ def _module_name(where: Written) -> str | None:
 
 
 @contextlib.contextmanager
-def _as(modules: list[Any], name: str, value: float) -> Iterator[None]:
-    kept = [vars(m).get(name) for m in modules]
-    for m in modules:
-        vars(m)[name] = value
+def _as(places: list[tuple[dict[str, Any], str]], value: float) -> Iterator[None]:
+    kept = [space[name] for space, name in places]
+    for space, name in places:
+        space[name] = value
     try:
         yield
     finally:
-        for m, old in zip(modules, kept):
-            vars(m)[name] = old
+        for (space, name), old in zip(places, kept):
+            space[name] = old

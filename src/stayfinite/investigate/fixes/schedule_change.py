@@ -17,6 +17,7 @@ from ...records import Culprit
 from ...remedies import Candidate, Source, schedule_candidates
 from ...sandbox.compute import computing_only
 from .. import changes
+from ..evidence.called_schedules import called_schedule
 from ..evidence.own_schedules import (
     Formula,
     by_counter,
@@ -103,6 +104,9 @@ def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | No
         counted = by_counter(lab.state, scheduler) if is_here else None
         if counted is not None:
             return *counted, 1.0
+    called = called_schedule(lab.investigation)
+    if called is not None and called[2].co_filename == place.file:
+        return called[0], called[1], 1.0
     return _assigned(lab)
 
 

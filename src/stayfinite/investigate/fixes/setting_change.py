@@ -27,6 +27,7 @@ from ...runtime.window import Window
 from .. import changes
 from ..body.scene import Scene
 from ..evidence.culprit import culprit_of
+from ..evidence.script_files import own_files
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, text_of_file
 from .where_set import source_of
@@ -40,7 +41,6 @@ __all__ = [
     "place_of_culprit",
     "shown_path",
     "source_of_culprit",
-    "training_files",
 ]
 
 _MAX_FILES = 200
@@ -126,24 +126,12 @@ def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] |
         if f"{kind}(" in text
         for source, call in _calls(text, kind)
     ]
-    near = [c for c in calls if c[0] in training_files(lab)]
+    home = set(own_files(lab.investigation))
+    near = [c for c in calls if c[0] in home]
     for found in (near, calls):
         if len(found) == 1:
             return found[0]
     return None
-
-
-def training_files(lab: Laboratory) -> set[str]:
-    """The files of the loop, its loss function and its models."""
-    scene = lab.investigation.vehicle.scene
-    files = {scene.file} if scene is not None else set()
-    function = lab.window.batches[0].loss_fn if lab.window.batches else None
-    homes = [function, *(type(m) for m in lab.state.roots.values())]
-    for home in homes:
-        module = sys.modules.get(getattr(home, "__module__", None) or "")
-        file = getattr(module, "__file__", None)
-        files |= {file} if isinstance(file, str) else set()
-    return files
 
 
 def _user_files() -> Iterator[tuple[str, str]]:

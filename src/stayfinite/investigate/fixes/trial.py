@@ -35,9 +35,7 @@ _ABSURD = 1e6
 _ABSURD_FLOOR = 1e3
 """A quotient by a floor may be finite and still absurd."""
 _EXACT = 2e-6
-_PAST_THE_ERROR = (
-    "what raised the error runs and gives finite values; the rest of the step was not run"
-)
+_PAST_THE_ERROR = "what raised runs and gives finite values; the rest of the step was not run"
 _LONE = "the step has no gradient, since a single element has no deviation to learn from"
 _SPREAD = ("std", "var", "std_mean", "var_mean")
 
@@ -123,6 +121,9 @@ class Trial:
         lab = self.lab
         with lab.restored():
             result = yield from self._once(lab.window, change, True, is_applied=lab.needs_step)
+        if lab.window.error is not None and result.is_complete and not result.losses:
+            with lab.restored():  # what raised runs now; up to the step
+                result = yield from self._once(lab.window, change, True, is_applied=True)
         if result.failure is not None:
             return Proof(note="the step is still not finite"), result
         if not result.is_complete:
@@ -154,10 +155,10 @@ class Trial:
         is_one = birth is not None and birth.facts.get("num_reduced", 2.0) <= 1.0
         return is_one and birth is not None and birth.op.rpartition(".")[2] in _SPREAD
 
-    def spoils(
+    def healthy_effect(
         self, change: Change, dtype: str, limits_gradients: bool
     ) -> Generator[Replay, ReplayResult, str]:
-        """The effect on healthy steps, if it changes them; checked before others are tried on top of it."""
+        """A note if it changes healthy steps; checked before other changes are tried on top of it."""
         with computing_only():
             _, _, note = yield from self._compared(change, dtype, limits_gradients)
         return note

@@ -16,7 +16,15 @@ from ...locate.frames import is_user_file
 from ...remedies import Edit, Source
 from ..replays.changed_source import text_of_file
 
-__all__ = ["Written", "call_at", "config_number", "number_behind", "option_for", "source_of"]
+__all__ = [
+    "Written",
+    "call_at",
+    "config_number",
+    "number_behind",
+    "numbers_called",
+    "option_for",
+    "source_of",
+]
 
 _MOST = 8
 _NUMBERS = ("float", "int", "abs")
@@ -206,6 +214,34 @@ def _numbers_named(source: Source, key: str) -> Iterator[ast.expr]:
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             names = {getattr(t, "attr", getattr(t, "id", None)) for t in _targets(node)}
             yield from (node.value for name in names if name == key)
+
+
+def numbers_called(word: str, value: float, files: Iterable[str]) -> Iterator[Written]:
+    """The numbers of this value whose keyword, option, parameter or variable has this word in its name."""
+    for file in dict.fromkeys(files):
+        source = source_of(file)
+        for name, number in _named_numbers(source) if source is not None else ():
+            if source is not None and word in name and _is_number(number, value):
+                yield Written(file, source.text, number.lineno, *source.span(number))
+
+
+def _named_numbers(source: Source) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            options = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            option = next((o for o in options if isinstance(o, str) and o.startswith("-")), None)
+            if option is not None and option_for(option.lstrip("-")) is not None:
+                continue  # the command gives it
+            for k in node.keywords:
+                yield str(option if k.arg == "default" and option else k.arg), k.value
+        elif isinstance(node, ast.FunctionDef):
+            names = [
+                a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            ]
+            yield from ((n, d) for n in names if (d := _default(node, n)) is not None)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            for t in _targets(node):
+                yield str(getattr(t, "attr", getattr(t, "id", ""))), node.value
 
 
 def config_number(key: str, value: float, files: Iterable[str]) -> Written | None:

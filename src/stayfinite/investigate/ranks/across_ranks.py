@@ -53,10 +53,10 @@ def together(
             verdict: Verdict = stop.value
     incident = verdict.incident
     # All ranks know whether there is one, but only the leader knows its contents.
-    told = (incident.to_json() if incident else None), verdict.outlook
+    outcome = (incident.to_json() if incident else None), verdict.outlook
     # The leader may have experimented alone until now.
     text, verdict.outlook = ranks.broadcast_from(
-        investigation.leader, told, 3 * investigation.engine.settings.diagnose_seconds
+        investigation.leader, outcome, 3 * investigation.engine.settings.diagnose_seconds
     )
     verdict.incident = Incident.from_json(text) if text is not None else None
     return verdict
@@ -104,10 +104,10 @@ def by_itself(
     incident: Incident,
 ) -> Incident:
     """The diagnosis by the rank where it began, which experiments if it can compute alone; the others wait for the
-    result. If the state has run away, only training steps can tell what helps, and those are made by all ranks.
+    result. If the state has run away, only training steps can show what helps, and those are made by all ranks.
     """
     ranks = investigation.engine.ranks
-    if not ranks.can_be_apart or any(ranks.gather(_has_run_away(investigation))):
+    if any(ranks.gather(_needs_all(investigation))):
         return _together(investigation, diagnose, incident)
     if investigation.leader == ranks.rank:
         try:
@@ -118,6 +118,17 @@ def by_itself(
             _warn(e)
             return _by_rules(diagnose(), incident)
     return incident
+
+
+def _needs_all(investigation: Investigation) -> bool:
+    """Whether this rank's part of the step cannot be computed without the others, or not change the training alone."""
+    trace = investigation.trace
+    return (
+        not investigation.engine.ranks.can_be_apart
+        or (isinstance(trace, RankTrace) and trace.is_exchanging)
+        or bool(investigation.engine.ranks.waiting)
+        or _has_run_away(investigation)
+    )
 
 
 def _has_run_away(investigation: Investigation) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Iterable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from ...numerics.health import badness
 from ...runtime.engine import Engine
 from ...runtime.window import BatchRef, Window, is_same, joined
 from ..body.body import Body
+from ..body.home import homes_of
+from ..body.plan import object_at
 from ..body.scene import Scene
 from .changed_source import NotRunnable
 from .replay import ActiveReplay
@@ -75,7 +79,24 @@ class BodyVehicle(Vehicle):
         place = self.engine.step_place
         if not self.body.scene.is_over:
             return None
+        if place.line is None:  # it was the first
+            return self.body.as_far_as(*self._step_to_come, instruction=-1)
         return self.body.as_far_as(place.code, place.line, place.instruction)
+
+    @property
+    def _step_to_come(self) -> tuple[CodeType | None, int | None]:
+        """The first `optimizer.step()` behind the statement that raised, in the function around it that has one."""
+        optimizers = self.engine.state.optimizers
+        for scene in self.scenes():
+            nodes = [n for home in homes_of(scene) for n in ast.walk(home.node)]
+            calls = [n.func for n in nodes if isinstance(n, ast.Call) and n.lineno > scene.line]
+            lines = [
+                f.lineno for f in calls if isinstance(f, ast.Attribute) and f.attr == "step"
+                and any(object_at(f.value, scene) is o for o in optimizers)
+            ]  # fmt: skip
+            if lines:
+                return scene.code, min(lines)
+        return None, None
 
     def _body_with(self, change: Any, is_applied: bool) -> Body:
         """The body with the changed source, if there is a change."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...locate.notes import COLLECTIVES
@@ -24,6 +26,7 @@ __all__ = [
     "DIVERGED_NOTE",
     "FROM_ANOTHER",
     "JOINING_NOTE",
+    "NOT_COMPUTED_NOTE",
     "SUM_NOTE",
     "NeedsOthers",
     "RankTrace",
@@ -37,12 +40,16 @@ _SENT = {
     "tensors", "input", "inputs", "input_tensor", "input_tensors", "all_gather_inputs", "self",
 }  # fmt: skip
 _RECEIVED = {"out", "output", "output_tensor", "output_tensors", "all_gather_output"}
+_BOTH = "tensors"
+"""Sent, and overwritten with what is received. What was finite before is not this rank's own any more."""
 _FROM_ONE = ("broadcast_", "broadcast", "scatter_", "recv_")
 
 SUM_NOTE = (
     "every rank's own values were finite, and what came back from the others was not: the sum over "
     "the ranks overflowed"
 )
+
+NOT_COMPUTED_NOTE = "the ranks could not compute the step again to its end, so it is not known on which of them it began"
 
 DIVERGED_NOTE = (
     "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "
@@ -51,7 +58,7 @@ DIVERGED_NOTE = (
 
 JOINING_NOTE = "inside `with model.join():` a rank that has run out of batches cannot take part in a replay, so no earlier step was run again"
 FROM_ANOTHER = (
-    "this rank's own values were finite: the bad gradient came from another rank, which tells more (inside "
+    "this rank's own values were finite: the bad gradient came from another rank, which shows more (inside "
     "`with model.join():` each rank looks into it by itself)"
 )
 
@@ -76,6 +83,8 @@ class RankTrace(OpTrace):
 
     is_quiet = False
     """Whether the other ranks cannot answer, so that the trace stops before the first collective."""
+    is_exchanging = False
+    """Whether the computation of the loss itself needs the other ranks."""
     first_sent: Origin | None = None
     """The origin of the first bad value that was sent in a collective."""
 
@@ -87,10 +96,13 @@ class RankTrace(OpTrace):
         if self.is_quiet:
             raise NeedsOthers(func._schema.name)
         named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
-        if self.first_sent is None and not func._schema.name.endswith(_FROM_ONE):
-            self.first_sent = self._origin_of(named)
+        if not func._schema.name.endswith(_FROM_ONE):
+            self.is_exchanging |= torch._C._current_autograd_node() is None
+            self.first_sent = self.first_sent or self._origin_of(named)
+        is_sending = func._schema.name.endswith("send")
+        both = [] if is_sending else [t for t in _tensors([named.get(_BOTH)]) if not badness(t)]
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(v for k, v in named.items() if k in _RECEIVED):
+        for tensor in (*_tensors(v for k, v in named.items() if k in _RECEIVED), *both):
             self.writers.clear(tensor, whole=True)
         return result
 
@@ -105,6 +117,14 @@ class RankTrace(OpTrace):
     def own(self, origin: Origin | None) -> Origin | None:
         """The origin if there are no others: what was received is what was sent."""
         return self.first_sent or origin if origin is None or is_received(origin) else origin
+
+    def _note_empty(self, schema: Any, results: list[Tensor]) -> None:
+        """The buckets that DistributedDataParallel makes are filled with gradients, part by part, before they are sent."""
+        super()._note_empty(schema, results)
+        library = self.notes[-1].place.library if results else None
+        if library is not None and library.file == distributed.__file__:
+            for tensor in results:
+                self.writers.clear(tensor, whole=True)
 
     def _inputs(self, schema: Any, named: dict[str, Any]) -> Any:
         return super()._inputs(schema, _local(named))

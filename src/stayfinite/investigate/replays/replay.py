@@ -24,6 +24,7 @@ from ...runtime.graph import leaves_of
 from ...runtime.ranks.shards import local
 from ...runtime.undo import scaler_step
 from ...runtime.window import Failure, Replay, ReplayResult
+from ..body.copies import clones
 from .rank_trace import RankTrace
 from .tracing import symptom_origin
 
@@ -138,7 +139,9 @@ class ActiveReplay:
         the new verdict.
         """
         scaled = [s for s in self.engine.state.scalers if s.is_enabled()]
-        found = [{k: dict(v) for k, v in s._per_optimizer_states.items()} for s in scaled]
+        found = [
+            {clones.get(k, k): dict(v) for k, v in s._per_optimizer_states.items()} for s in scaled
+        ]
         for undo in self._step:
             undo()
         if not self.wanted.is_current:

@@ -22,6 +22,7 @@ from ...runtime.frames import bad_tensors
 from ...runtime.ranks.groups import (
     has_flat_shards,
     has_memory,
+    prepare_for_backward,
     unsynced,
     without_sync,
     wrappers_over,
@@ -103,12 +104,11 @@ class Vehicle:
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
         state, ranks = self.engine.state, self.engine.ranks
         if (ranks.has_diverged and not is_quiet) or not self.can_run(wanted.window):
-            active.result.is_complete = False
-            ranks.begin_replay()
-            ranks.end_replay(is_broken=True)
-            return active.result
+            return self._not_run(active)
         is_alone = is_quiet or ranks.is_apart
         stepped = wrappers_over(ranks.wrappers, filter(wanted.window.is_of, state.optimizers))
+        if self._would_harm(wanted, is_alone):
+            return self._not_run(active)
         ranks.begin_replay()
         put_grads = state.take_grads()
         self.engine.replay = active
@@ -142,8 +142,24 @@ class Vehicle:
             put_back(active.end, put_grads)
         if ranks.is_on and ranks.end_replay(active.is_broken):
             active.result.is_complete = False
-            begin_anew(state.roots.values(), stepped)
+            begin_anew(state.roots.values(), [*stepped, *ranks.waiting])
+        prepare_for_backward(ranks.waiting)
         return active.result
+
+    def _not_run(self, active: ActiveReplay) -> ReplayResult:
+        """End a replay before it has begun, for all ranks."""
+        active.result.is_complete = False
+        self.engine.ranks.begin_replay()
+        self.engine.ranks.end_replay(is_broken=True)
+        return active.result
+
+    def _would_harm(self, wanted: Replay, is_alone: bool) -> bool:
+        """Whether a wrapper would be harmed that waits for a backward of the training. A replay may run such a backward; then the
+        wrapper takes the training's own for a second one, or leaves its gradients on this rank.
+        """
+        waiting = self.engine.ranks.waiting
+        is_lasting = is_alone or any(m.find_unused_parameters for m in waiting)
+        return bool(waiting) and is_lasting and wanted.trace is None
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
         """Suppress the logging and counting of frameworks."""

@@ -34,7 +34,7 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
 
 def _by_count(op: Operation, ctx: Context, a: Value, b: Value) -> None:
     if not b.has(v.ZERO):
-        return  # a name alone does not tell where the count comes from
+        return  # a name alone does not show where the count comes from
     if b.has(v.NAMED) and _is_own_sum(op):
         ctx.report("SF113", op.node, "weights that are all 0 have a sum of 0", default=False)
         return

@@ -106,7 +106,7 @@ def temi_loss(
         if not t > 0 or not math.isfinite(t):
             raise UsageError(f"`{name}_temperature` must be a finite number above 0, got {t!r}")
     views = [widen(v) for v in (*student, *teacher)]
-    # A NaN comes through amax and amin, so the extremes tell.
+    # A NaN comes through amax and amin, so the extremes show it.
     ends = [end for v in views for end in (v.amax((1, 2)), v.amin((1, 2)))]
     is_used = torch.stack(ends).isfinite().all(0)
     views = [gate(v, is_used.to(v.dtype)[:, None, None].expand_as(v)) for v in views]

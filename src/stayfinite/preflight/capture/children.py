@@ -38,7 +38,7 @@ class _Kept:
         return self.target(*args, **kwargs)
 
     def leave(self) -> None:
-        """Report that it trains, which is all that is needed."""
+        """Report that the child trains; nothing more is needed."""
         note = {"function": getattr(self.target, "__name__", "a function")}
         Path(self.folder, ELSEWHERE).write_text(json.dumps(note), encoding="utf-8")
         os._exit(1)
@@ -69,7 +69,7 @@ def keep_children(folder: str) -> None:
 
 
 def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
-    """For as long as this process lives."""
+    """Patch until the process ends."""
     subscribe(Target(owner, name, reason, "check"), make, subscriber)
 
 

@@ -14,7 +14,7 @@ _MISSING = re.compile(r"KeyError: '(\w+)'|environment variable (\w+) expected, b
 
 
 def num_ranks(environ: Mapping[str, str]) -> int:
-    """How many processes a launcher has started; 0 without one.
+    """The number of processes that a launcher has started; 0 without one.
 
     >>> num_ranks({"RANK": "1", "WORLD_SIZE": "4"}), num_ranks({})
     (4, 0)
@@ -37,7 +37,7 @@ def as_one_rank(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def needs_launcher(error: str, environ: Mapping[str, str]) -> bool:
-    """Whether a script raised this because nobody has given it a rank.
+    """Whether a script raised this because it has no rank.
 
     >>> needs_launcher("KeyError: 'LOCAL_RANK'", {})
     True

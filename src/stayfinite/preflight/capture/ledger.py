@@ -56,7 +56,7 @@ class FolderLedger:
         write_whole(self._group(group), json.dumps(content).encode())
 
     def say(self, group: str, probe: str, index: int | None = None, share: Any = None) -> None:
-        """What is being done, for the progress bar and for the parent if this process dies."""
+        """The current work, for the progress bar and for the parent if this process dies."""
         now = {"group": group, "probe": probe, "index": index, "share": share}
         write_whole(self._folder / "now.json", json.dumps(now).encode())
 
@@ -68,7 +68,7 @@ class FolderLedger:
 
 
 def read_groups(folder: Path, names: list[str], book: Book) -> None:
-    """What the finished groups found, into the book."""
+    """Copy the findings of finished groups into the book."""
     for name in names:
         path = folder / f"group-{name}.json"
         if path.exists():
@@ -84,7 +84,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def end_with_the_parent(folder: Path) -> None:
-    """If the command is killed, nobody is left to stop the script: it must not train on."""
+    """End the script if the command is killed, because nothing else would stop it."""
     parent = os.getppid()
 
     def watch() -> None:

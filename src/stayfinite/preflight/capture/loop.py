@@ -93,7 +93,7 @@ class Captor:
         return self.attempt is None or self.attempt.probe.apply
 
     def start_where_it_stands(self) -> Conducted | None:
-        """The script has ended early: run the checks that need no further step."""
+        """Called if the script ends early: run the checks that need no further step."""
         if not self.state.roots:
             self._find_models()
         if not self.state.roots:
@@ -109,18 +109,18 @@ class Captor:
         return self._begin(self.subject)
 
     def note_end(self) -> None:
-        """The script has ended: count its last step."""
+        """Called when the script has ended: count its last step."""
         if self._conducted is None and self.watch.iteration.num_steps:
             self.watch.close()
 
     def on_iterator(self, loader: Any) -> None:
-        """An epoch over this loader begins."""
+        """Called when an epoch over this loader begins."""
         if not is_in(loader, self._loaders):
             self._loaders.append(loader)
         self._num_drawn[id(loader)] = 0
 
     def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
-        """The loader's batch while observing, later that of a probe."""
+        """The loader's own batch while observing, and a probe's batch afterwards."""
         if self._is_busy:
             return draw()
         if self._conducted is None:
@@ -148,7 +148,7 @@ class Captor:
             self.watch.loader_ended(loader, self._num_drawn.get(id(loader), 0))
 
     def _settle(self, loader: Any) -> None:
-        """Before each batch: check whether a step is over, and whether there are enough."""
+        """Called before each batch: check whether a step is over, and whether enough were observed."""
         self.watch.asks(loader)
         self._take_late_baseline()
         if len(self.steps) >= self._num_first > 0 and is_in(loader, self.watch.loaders):
@@ -185,7 +185,7 @@ class Captor:
             self.bench.take_baseline()
 
     def _start(self) -> None:
-        """Enough steps were observed: restore the state before the first step, and run the groups."""
+        """Restore the state before the first step, and run the groups."""
         self.bench.reset()
         self.subject = self._make_subject()
         self._conducted = self._begin(self.subject)
@@ -257,14 +257,14 @@ class Captor:
         self._advance(self.bench.end(attempt))
 
     def ended(self) -> Seen | None:
-        """The script ended normally during a probe: use the result so far."""
+        """Called if the script ends normally during a probe: use the result so far."""
         attempt, self.attempt = self.attempt, None
         if attempt is None or attempt.seen.loss is None or self._repeats:
             return None
         return attempt.finish()
 
     def raised(self, error: BaseException, where: str) -> Seen | None:
-        """The script raised in the current probe."""
+        """Called if the script raises in the current probe."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return None
@@ -272,7 +272,7 @@ class Captor:
         return attempt.finish()
 
     def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
-        """A backward, unless it is part of one (checkpointed layers run theirs inside)."""
+        """Called for each backward, except those inside another one (checkpointed layers)."""
         if self._in_backward or self._is_busy:
             return call()
         self._in_backward = True
@@ -315,7 +315,7 @@ class Captor:
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
     ) -> Any:
-        """A step as the loop makes it; of a probe that is not applied, only its gradients."""
+        """Run the step; for a probe that is not applied, read only its gradients."""
         if self._is_busy:
             return call(closure)
         self.state.add_optimizer(optimizer)
@@ -359,7 +359,7 @@ class Captor:
             self.watch.iteration.num_steps += 1  # also where the scaler leaves the step out
 
     def on_own_check(self, value: Tensor) -> None:
-        """The loop looks at a bad number itself, and may give up before the backward."""
+        """Called if the loop itself reads a bad number, since it may then skip the backward."""
         if self.attempt is None or self._in_backward or not value.requires_grad:
             return
         if self.attempt.seen.loss is None:

@@ -70,7 +70,7 @@ class CapturePatches:
 
 
 class _Seen(Firewall):
-    """An error of our own ends the process of a check and is shown, because no training is at stake."""
+    """Lets an error of our own end the process of a check, because no training is at stake."""
 
     def fail(self, error: Exception) -> None:
         raise error
@@ -153,7 +153,7 @@ class _Listener:
         return True
 
     def before_scale(self) -> None:
-        """Nothing is put back here."""
+        """Does nothing: a check restores the state itself."""
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._captor.on_scale(scaler, raw, scaled)

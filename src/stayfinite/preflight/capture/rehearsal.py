@@ -31,7 +31,7 @@ _EPOCHS = 2.5
 """This many are to fit the seconds: what follows the epochs is what this is for."""
 _BUDGET_SHARE = 0.3
 _PATIENCE_S = 120.0
-"""Without news from it for so long, it is given up. A busy machine gives a process little time."""
+"""Seconds without a sign of life before it is given up; long, because the machine may be busy."""
 _RATE_CAUSES = ("lr_divergence", "exploding_gradient", "bad_schedule")
 """A schedule that is shortened climbs faster than the real one: these are no certainty."""
 
@@ -42,7 +42,7 @@ Stop = Callable[[Process], None]
 def rehearse(
     job: Mapping[str, Any], folder: Path, found: Sequence[Finding], start: Start, stop: Stop
 ) -> list[Finding]:
-    """What came of it, as findings of the stability group; `found` is what the others have said."""
+    """Its result as findings of the stability group; `found`: the findings of the other groups."""
     if any(f.check == "forward/runs" and f.status == "fail" for f in found):
         return [skipped("stability", CHECK, "the first steps raise: see forward")]
     seconds = SECONDS if job["budget_s"] is None else max(1.0, _BUDGET_SHARE * job["budget_s"])
@@ -66,7 +66,7 @@ def rehearse(
 
 
 def _num_batches(seconds: float, step_seconds: float) -> int:
-    """How many batches an epoch has: fewer where a step takes long.
+    """The number of batches per epoch: fewer if a step takes long.
 
     >>> _num_batches(5.0, 0.001), _num_batches(5.0, 0.5), _num_batches(5.0, 30.0)
     (8, 4, 2)
@@ -76,7 +76,7 @@ def _num_batches(seconds: float, step_seconds: float) -> int:
 
 
 def _step_seconds(folder: Path) -> float:
-    """What a real step takes, by those of the stability group; 0 where there are none."""
+    """The duration of a real step, measured by the stability group; 0 if it ran none."""
     paths = sorted(folder.glob("answer-stability-*.pkl"))
     found = sorted(pickle.loads(path.read_bytes()).seconds for path in paths)
     return float(found[len(found) // 2]) if found else 0.0
@@ -122,7 +122,7 @@ def _findings(
 
 
 def by_measurement(found: Sequence[Finding]) -> list[Finding]:
-    """A rate that is only unusual is none to warn of where the whole training in short learns with it."""
+    """Drop the warning of an unusual rate if the rehearsal learns with it."""
     healthy = next((f for f in found if f.check == CHECK and f.status == "pass"), None)
     if healthy is None or not (healthy.data.get("is_whole") and healthy.data.get("is_falling")):
         return list(found)

@@ -44,7 +44,7 @@ _DIAGNOSE_S = 2.0
 
 
 class Rehearsal(ScriptRun):
-    """`stayfinite run` that is over when enough is known."""
+    """A `stayfinite run` that ends when enough is known."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
@@ -104,7 +104,7 @@ class Rehearsal(ScriptRun):
         return saved
 
     def finish(self, how: str, error: str = "") -> None:
-        """Leave what was seen, and end at once: nothing more of the script is to run."""
+        """Write the result, and end at once without running more of the script."""
         content = {
             "how": how,
             "error": error,
@@ -147,7 +147,7 @@ def _is_falling(losses: Sequence[float]) -> bool:
 
 
 def shorten_epochs(most: int) -> None:
-    """Every loader ends after this many batches, for as long as this process lives."""
+    """End every loader after this many batches, until the process ends."""
     reason = "an epoch of the rehearsal is short"
     subscribe(Target(_BaseDataLoaderIter, "__next__", reason, "check"), _next, most)
     subscribe(Target(DataLoader, "__len__", reason, "check"), _len, most)
@@ -171,7 +171,7 @@ def _len(original: Any, subscribers: Subscribers) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Run the job in `folder` and leave what was seen there."""
+    """Run the job in `folder`, and write the result there."""
     job: dict[str, Any] = json.loads((folder / "rehearsal-job.json").read_text(encoding="utf-8"))
     end_with_the_parent(folder)
     redirect_for_good(str(folder))

@@ -35,7 +35,7 @@ _FIRST_STEPS = 3
 _MAX_STARTS = 30
 _FEW_STARTS = 8
 _PATIENCE_S = 900.0
-"""A script without any progress for so long counts as hung."""
+"""Seconds without progress after which a script counts as hung."""
 _QUIET = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -101,7 +101,7 @@ def check_script(
 
 
 def _keep(found: Path, home: Path) -> None:
-    """What the script's process has left for `stayfinite replay`, where the user wants it."""
+    """Copy the steps that the script's process has saved for `stayfinite replay` to the user's folder."""
     for folder in sorted((found / "incidents").glob("*")):
         if (folder / "incident.json").is_file():
             target = make_folder(home / "incidents") / folder.name
@@ -152,7 +152,7 @@ class _Session:
         return self._notes(outcome)
 
     def _takes_fewer_steps(self, outcome: dict[str, Any]) -> bool:
-        """The loop ends amid the steps that a group takes in a row: then as many as it allows."""
+        """If the loop ends during the steps that a group takes in a row: use as many as it allows."""
         num_steps = outcome.get("num_probes", 0)
         if num_steps < 2 or num_steps >= (self.job["longest_run"] or math.inf):
             return False
@@ -165,7 +165,7 @@ class _Session:
         return True
 
     def _is_too_slow(self) -> bool:
-        """A script that takes one step in a run would have to be started for every probe."""
+        """Whether it takes too many starts: a script with one step per run is started for every probe."""
         is_slow = self.num_starts >= _FEW_STARTS and self._num_answers() < 3 * self.num_starts
         return is_slow or self.num_starts >= _MAX_STARTS
 
@@ -210,7 +210,7 @@ class _Session:
         return self.starter.start(name, self.folder, output, self._environment())
 
     def rehearse(self, book: Book) -> None:
-        """The whole training in short, where it gets through its first steps."""
+        """Rehearse the whole training, if its first steps succeed."""
         if "stability" not in self.job["groups"] or not book.is_done("stability"):
             return
         if self.progress is not None:
@@ -230,7 +230,7 @@ class _Session:
         }
 
     def _follow(self, process: Process) -> bool:
-        """Until it ends; True if it was silent for too long."""
+        """Wait for its end; True if it was silent for too long."""
         shown: Any = None
         last = time.monotonic()
         while process.poll() is None:
@@ -259,7 +259,7 @@ class _Session:
             self.on_samples(*now["share"])
 
     def _died(self, code: int, is_hung: bool) -> dict[str, Any]:
-        """It left no result, so the current probe is the cause."""
+        """Called if it left no result: the current probe is the cause."""
         how = f"gave no sign for {_PATIENCE_S:.0f} s" if is_hung else f"died: {_how_ended(code)}"
         now = self._now()
         if now.get("index") is not None:
@@ -366,7 +366,7 @@ def _how_ended(code: int) -> str:
 
 
 def _stop(process: Process, patience_s: float) -> None:
-    """It is through: DataLoader workers and other children go with it."""
+    """End the process, with its DataLoader workers and other children."""
     try:
         process.wait(timeout=patience_s)
     except subprocess.TimeoutExpired:

@@ -21,12 +21,12 @@ from typing import Any, Protocol
 __all__ = ["Process", "Starter"]
 
 _PATIENCE_S = 120.0
-"""For an answer: importing torch on a busy machine takes its time."""
+"""Seconds to wait for an answer, because importing torch takes long on a busy machine."""
 _POLL_S = 0.02
 
 
 class Process(Protocol):
-    """What of a process is used."""
+    """The attributes of a process that are used."""
 
     pid: int
 
@@ -60,7 +60,7 @@ class Starter:
             )  # fmt: skip
 
     def close(self) -> None:
-        """The forking process ends by itself when nobody can speak to it any more."""
+        """Close the connection, which ends the forking process."""
         forker, self._forker = self._forker, None
         if forker is not None:
             assert forker.stdin is not None and forker.stdout is not None
@@ -74,7 +74,7 @@ class Starter:
                 forker.wait()
 
     def code_of(self, pid: int) -> int | None:
-        """How this one has ended, if it has."""
+        """The exit code of this process, if it has ended."""
         while pid not in self._codes:
             said = self._answer(0.0)
             if said is None:
@@ -110,7 +110,7 @@ class Starter:
         return self._forker is not None and self._forker.poll() is None
 
     def _answer(self, seconds: float) -> dict[str, Any] | None:
-        """The next line of the forking process; what it says of an end is noted."""
+        """Read the next line of the forking process, and note which processes have ended."""
         if self._forker is None:
             return None
         assert self._forker.stdout is not None

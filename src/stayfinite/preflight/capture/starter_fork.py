@@ -29,7 +29,7 @@ _NEEDED = (
 
 
 def main() -> None:
-    """Forks for every line that comes in, tells who has ended, and ends when no line can come."""
+    """Forks for every line that comes in, announces who has ended, and ends when no line can come."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever an import prints
     for name in _NEEDED:
@@ -46,7 +46,7 @@ def main() -> None:
         ready = select.select([0, woken], [], [])[0]
         if woken in ready:
             os.read(woken, 4096)
-            _tell_ended(answers)
+            _announce_ended(answers)
         if 0 not in ready:
             continue
         given = os.read(0, 1 << 20)
@@ -67,7 +67,7 @@ def main() -> None:
             _say(answers, {"started": pid})
 
 
-def _tell_ended(answers: Any) -> None:
+def _announce_ended(answers: Any) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -81,7 +81,7 @@ def _say(answers: Any, what: dict[str, Any]) -> None:
 
 
 def _become(job: dict[str, Any]) -> None:
-    """What `python -m module folder` would be, in a session of its own."""
+    """Run as `python -m module folder` would, in its own session."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -19,7 +19,7 @@ __all__ = ["LoopWatch", "criteria", "is_in", "no_change"]
 
 @dataclass
 class Iteration:
-    """What lies between two optimizer steps."""
+    """The batches between two optimizer steps."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list)
     """(loader, batch), in the order in which they were drawn."""
@@ -46,14 +46,14 @@ class Iteration:
 
 
 class LoopWatch:
-    """What is known of a loop from the steps that it has made by itself."""
+    """Records the steps that the loop makes on its own."""
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
         self.iteration = Iteration()
         self.steps: list[Step] = []
         self.loaders: list[Any] = []
-        """Those that are trained on."""
+        """The loaders whose batches are trained on."""
         self.batches: list[Any] = []
         self.loss_ops: tuple[str, ...] = ()
         self.num_batches = 0
@@ -75,7 +75,7 @@ class LoopWatch:
         return bool(self.loaders) and not iteration.items and iteration.num_backward > 1
 
     def drew(self, loader: Any, batch: Any) -> None:
-        """The loop has got a batch."""
+        """Called when the loop has received a batch."""
         self.num_batches += 1
         if not torch.is_grad_enabled():
             return  # a validation, though it may stop before its loader ends (Lightning's sanity check)
@@ -148,7 +148,7 @@ class LoopWatch:
 
 
 def criteria(frame: FrameType | None) -> list[nn.Module]:
-    """Loss modules within reach of the script's running functions."""
+    """Loss modules reachable from the script's running functions."""
     within = [m for _, outer in reachable_modules(frame) for m in outer.modules()]
     return [m for m in within if "loss" in type(m).__name__.lower()]
 

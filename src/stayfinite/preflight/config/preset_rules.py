@@ -31,7 +31,7 @@ class Change:
     value: Any
     reason: str
     is_known: bool = True
-    """False where nobody can tell whether the script knows the new value."""
+    """False where it is not known whether the script accepts the new value."""
 
     @property
     def is_applied(self) -> bool:

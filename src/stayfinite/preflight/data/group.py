@@ -31,7 +31,7 @@ def data(subject: Subject) -> Checks:
     found: list[Finding] = []
     classes = None
     if subject.batches:
-        # What the model gives tells how many classes there are.
+        # The model's output shows how many classes there are.
         seen = yield Probe(subject.batches[0], "outputs", watch=True)
         classes = seen
     for number, loader in enumerate(subject.loaders):

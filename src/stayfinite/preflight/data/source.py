@@ -89,7 +89,7 @@ class Scan:
 
 def _bytes(t: Tensor) -> bytes:
     flat = t.detach().reshape(-1)
-    if flat.numel() > 4096:  # the ends and some of the middle tell samples apart
+    if flat.numel() > 4096:  # the ends and some of the middle distinguish samples
         flat = torch.cat([flat[:1024], flat[:: flat.numel() // 2048], flat[-1024:]])
     flat = flat.cpu().contiguous()
     return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())

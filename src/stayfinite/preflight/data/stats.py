@@ -46,9 +46,7 @@ class PartStats:
     num_bad_samples: int = 0
     bad: list[BadSample] = field(default_factory=list)
     count: Tensor | None = None
-    """Finite values of each feature, and their moments."""
-    mean: Tensor | None = None
-    m2: Tensor | None = None
+    """How many finite values each feature has."""
     low: Tensor | None = None
     high: Tensor | None = None
     high_at: Tensor | None = None
@@ -118,7 +116,7 @@ class PartStats:
 
     def _start(self, num_features: int) -> None:
         zeros = torch.zeros(num_features, dtype=torch.float64)
-        self.count, self.mean, self.m2 = zeros.clone(), zeros.clone(), zeros.clone()
+        self.count = zeros.clone()
         self.low, self.high = zeros + math.inf, zeros - math.inf
         self.high_at = torch.full((num_features,), -1, dtype=torch.long)
         self._reservoir = torch.zeros(0, num_features, dtype=torch.float64)
@@ -126,33 +124,21 @@ class PartStats:
     def _merge_features(self) -> None:
         if self.num_features == 1 or self.count is None:
             return
-        count, mean, m2, low, high = self.count, self.mean, self.m2, self.low, self.high
-        assert mean is not None and m2 is not None and low is not None and high is not None
-        total = count.sum().clamp(min=1)
-        center = (count * mean).sum() / total
-        spread = (m2 + count * (mean - center) ** 2).sum()
+        low, high = self.low, self.high
+        assert low is not None and high is not None
         where = int(torch.maximum(high, -low).argmax())
-        self.count, self.mean, self.m2 = total.view(1), center.view(1), spread.view(1)
+        self.count = self.count.sum().clamp(min=1).view(1)
         self.low, self.high = low.min().view(1), high.max().view(1)
         assert self.high_at is not None and self._reservoir is not None
         self.high_at = self.high_at[where].view(1)
         self._reservoir = self._reservoir.reshape(-1, 1)[:_RESERVOIR]
 
     def _fold(self, rows: Tensor, finite: Tensor) -> None:
-        """Chan's update of count, mean and squared distance for a block at once."""
-        assert self.count is not None and self.mean is not None and self.m2 is not None
+        """Count the finite values, and widen the range."""
+        assert self.count is not None
         assert self.low is not None and self.high is not None
         flat, good = rows.flatten(0, 1), finite.flatten(0, 1)
-        kept = torch.where(good, flat, torch.zeros_like(flat))
-        n = good.sum(0).double()
-        mean = kept.sum(0) / n.clamp(min=1)
-        m2 = torch.where(good, (flat - mean) ** 2, torch.zeros_like(flat)).sum(0)
-        total = self.count + n
-        delta = mean - self.mean
-        share = n / total.clamp(min=1)
-        self.mean = self.mean + delta * share
-        self.m2 = self.m2 + m2 + delta**2 * self.count * share
-        self.count = total
+        self.count = self.count + good.sum(0).double()
         self.low = torch.minimum(self.low, flat.masked_fill(~good, math.inf).amin(0))
         self.high = torch.maximum(self.high, flat.masked_fill(~good, -math.inf).amax(0))
 
@@ -197,11 +183,6 @@ class PartStats:
         if self._reservoir is None or len(self._reservoir) < 8:
             return None
         return torch.quantile(self._reservoir, 0.9, dim=0)
-
-    def variance(self) -> Tensor | None:
-        if self.count is None or self.m2 is None:
-            return None
-        return self.m2 / self.count.clamp(min=1)
 
     def constant_features(self) -> list[int]:
         """Features that have the same value everywhere."""

@@ -72,7 +72,7 @@ def run_on(
         probe.mark = mark and is_last
         seen = yield probe
         if i == 1 and num_steps > FEWEST:
-            # The first step is slower than the rest, so the second one tells.
+            # The first step is slower than the rest, so the second one is measured.
             num_steps = min(num_steps, affordable(seen, seconds))
         if seen.peaks:
             ahead.peaks.append((i, seen.peaks))
@@ -109,7 +109,7 @@ def _step(batches: Sequence[Any], i: int, keep: bool) -> Probe:
 def _traced(
     subject: Subject, batches: Sequence[Any], last: int, ahead: Ahead
 ) -> Generator[Probe, Seen, Prediction]:
-    """The same steps once more; the last one tells where its first bad value is born."""
+    """The same steps once more; the last one shows where its first bad value is born."""
     name = new_id()
     for i in range(last):
         probe = _step(batches, i, keep=True)

@@ -34,7 +34,7 @@ class DeadUnits(TorchFunctionMode):
         super().__init__()
         self._how = how
         self.chance = 0.0
-        """How often a step has such units, as far as what it showed tells."""
+        """How often a step has such units, as far as observed."""
 
     @property
     def is_used(self) -> bool:

@@ -77,7 +77,7 @@ def _growth(
 
 
 def judge_growth(subject: Subject, ahead: Ahead) -> list[Finding]:
-    """What the steps ahead tell about weights and moments."""
+    """What the steps ahead show about weights and moments."""
     if len(ahead.steps) < 2:
         return []
     dtypes = {n: str(p.dtype).removeprefix("torch.") for n, p in subject.parameters()}

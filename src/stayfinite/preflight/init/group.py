@@ -235,7 +235,7 @@ def _units(trained: list[Role]) -> list[Finding]:
             continue
         rows = values.flatten(1)
         if rows.shape[1] < 2 or not is_finite(rows) or not bool(rows.any()):
-            continue  # a matrix of zeros is a gate: the gradients tell whether it opens
+            continue  # a matrix of zeros is a gate: the gradients show whether it opens
         if bool((rows == rows[0]).all()):
             seen = f"all {len(rows)} units start equal ({float(rows[0, 0]):.3g})"
             action = "initialize it at random: equal units get equal gradients and stay equal"

@@ -173,7 +173,7 @@ def _course(
 
 
 def judge_stability(courses: list[Course], num_steps: int) -> list[Finding]:
-    """What the courses tell, from the training's own learning rate upwards; the largest one alone where
+    """What the courses show, from the training's own learning rate upwards; the largest one alone where
     it is steady."""
     first, last = courses[0], courses[-1]
     text = f"{num_steps} steps, loss: " + "; ".join(map(str, courses))

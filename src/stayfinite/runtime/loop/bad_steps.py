@@ -41,6 +41,10 @@ class BadSteps:
         """The same for objects that follow the training, with their state when the step was refused."""
         self._moved: list[Callable[[], None]] = []
         """Restores the scale that the scaler has come to in this iteration, although its batch is left out."""
+        self._carried: list[Callable[[], None]] = []
+        """Restores what the rest of the iteration writes to tensors that the loop carries on."""
+        self._versions: list[int] = []
+        """The weights' version counters when the step was refused."""
 
     def note_state(
         self, window: Window, failure: Failure, before_skip: Callable[[], None] | None
@@ -50,6 +54,9 @@ class BadSteps:
         window.is_left_by_scaler = before_skip is not None and failure.symptom != "scaler_skip"
         self._moved = [now] if window.is_left_by_scaler else []
         window.small_state = before_skip or now
+        self._versions = self._weight_versions()
+        items = [item for ref in window.batches for _, item in ref.items]
+        self._carried = self.firewall.once(self.engine.carried.restore, items, fallback=[])
 
     def handle(self, window: Window, failure: Failure) -> None:
         """Investigate; if that fails, restore the state from before the investigation."""
@@ -128,9 +135,28 @@ class BadSteps:
             keeps = is_back or (verdict is not None and verdict.keeps_random_state)
             if not window.is_loaderless and not keeps and window.rng is not None:
                 undo.append(window.rng.restore)
-            if not is_back:  # a second model may still run on the bad batch
-                undo.append(self.state.buffers.restore_bad)
+            if not is_back:
+                undo.append(self._buffers_back(window))
+            if not window.is_loaderless:  # else the next forward has run already
+                undo += self._carried
         self.undo = undo
+
+    def _buffers_back(self, window: Window) -> Callable[[], None]:
+        """Restores what the rest of the iteration wrote: a second model may still run, as a generator after its critic.
+
+        Without a loader this is called when the next forward has run already, and after a load the buffers belong
+        to the loaded weights; then only what is not finite is restored.
+        """
+        buffers = self.state.buffers
+
+        def undo() -> None:
+            is_same = not window.is_loaderless and self._weight_versions() == self._versions
+            (buffers.restore if is_same else buffers.restore_bad)()
+
+        return undo
+
+    def _weight_versions(self) -> list[int]:
+        return [-1 if p.is_inference() else p._version for _, p in self.state.parameters()]
 
     def _capture_companions(self, frame: FrameType) -> list[Callable[[], None]]:
         models = list(self.state.roots.values())

@@ -75,12 +75,12 @@ class LoopDriver:
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
-    wants_gradients = False
+    wants_gradients = property(lambda self: self.loaderless.is_close and not self.is_internal)
     manual_updates: Any = None
     seed: Any = None
 
     def after_backward(self) -> None:
-        """Used only in trainings without a torch optimizer."""
+        self.loaderless.after_backward(self.tracker.window, sys._getframe(1))
 
     def before_window(self) -> None:
         """Called before a window opens; a driver that has to find the models does so now."""
@@ -154,12 +154,11 @@ class LoopDriver:
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.window_ends.after_backward_of_next(over)
-        window = self.tracker.window
-        if window is None:
-            window = self._open_loaderless()
+        window = self.window_now()
         if window.losses:
             self.tracker.drop_stale_losses(window)
         if loss.numel() == 1:
+            self.engine.monitor.look(window, loss)
             step = self.tracker.note_used(window)
             plain = loss.detach() if self.scaling.pair is None else self.scaling.unscaled(loss)
             window.losses.append((step, plain))
@@ -278,7 +277,8 @@ class LoopDriver:
             self.engine.deferral.submit(window, optimizer)
         elif is_done:
             window.num_applied += 1
-        if window.is_loaderless and (is_done or window.failure is not None):
+        is_over = window.is_loaderless and (is_done or window.failure is not None)
+        if is_over and not self.ordinary.is_over_by_step(window):
             self.close_loaderless(window)
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
@@ -358,7 +358,7 @@ class LoopDriver:
         self._bad_steps.put_back()
         self.before_window()
         self.engine.deep_checks.initialize()
-        return self.loaderless.open()
+        return self.ordinary.begin_loaderless(self.loaderless.open())
 
     def close_loaderless(self, window: Window) -> None:
         """Close a window after its step; the next one is noticed only at its backward."""

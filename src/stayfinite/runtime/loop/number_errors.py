@@ -11,7 +11,8 @@ from ..window import Failure, Window
 __all__ = ["failure_behind", "is_about_numbers"]
 
 _MENTIONS_NAN = re.compile(
-    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow|underflow)\b"
+    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow|underflow"
+    r"|math range error|numerical result out of range)\b"
 )
 
 _OF_THE_CODE = (AttributeError, ImportError, NameError, SyntaxError, OSError)
@@ -23,6 +24,8 @@ def is_about_numbers(error: BaseException) -> bool:
 
     >>> is_about_numbers(ValueError("probabilities contain NaN"))
     True
+    >>> is_about_numbers(OverflowError("math range error"))
+    True
     >>> is_about_numbers(KeyError("name"))
     False
     >>> is_about_numbers(AttributeError("`np.Inf` was removed, use `np.inf`"))
@@ -33,6 +36,8 @@ def is_about_numbers(error: BaseException) -> bool:
     trace = error.__traceback__
     if _MENTIONS_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
         return True
+    if isinstance(error, AssertionError):
+        return any(bool(t.isnan().any()) for t in bad_tensors(trace))
     return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
 
 

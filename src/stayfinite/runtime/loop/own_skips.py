@@ -1,7 +1,7 @@
 """Batches that a loop leaves out by itself because of a value that is not finite: `if torch.isnan(loss): continue` or
 `break`, or the same after a bad norm of the gradients.
 
-The script is left to it, but told where the value came from: it is the same fault in every epoch. Nothing is read unless a
+The script keeps its way, but the origin of the value is reported: it is the same fault in every epoch. Nothing is read unless a
 batch was drawn and not trained on, and then only what the loop has just computed and looked at itself.
 """
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...patches.imports import renew
 from ..discover import Reach, find_models, find_schedulers, find_stateful
@@ -15,6 +15,11 @@ from .driver import LoopDriver
 from .manual_updates import ManualUpdates
 
 __all__ = ["ScriptDriver"]
+
+_MOST_VAIN = 4
+"""A process that makes one optimizer after the other for tensors of no model (a test suite, a fit in a loop) is searched
+for models only when its loops begin.
+"""
 
 
 class ScriptDriver(LoopDriver):
@@ -25,6 +30,8 @@ class ScriptDriver(LoopDriver):
         self._known = 0
         """The version of the list of optimizers at the last search for models."""
         self._has_searched_in_loop = False
+        self._num_vain = 0
+        """How many new optimizers in a row had only tensors that no model holds."""
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
         self.manual_updates: ManualUpdates | None = ManualUpdates(self)
         """None as soon as there is a torch optimizer."""
@@ -35,8 +42,9 @@ class ScriptDriver(LoopDriver):
         """Optimizers that another thread steps, to be released before the next window."""
 
     @property
-    def wants_gradients(self) -> bool:  # type: ignore[override]
-        return self.manual_updates is not None and not self.is_internal and not self.is_over
+    def wants_gradients(self) -> bool:
+        is_asked = self.manual_updates is not None or self.loaderless.is_close
+        return is_asked and not self.is_internal and not self.is_over
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
@@ -46,8 +54,11 @@ class ScriptDriver(LoopDriver):
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
         # A loop without a loader does not announce its first forward, so a quick search is done now.
-        moved = (p for o in self.state.optimizers for g in o.param_groups for p in g["params"])
-        self._find_models(moved=moved)
+        moved = [p for o in self.state.optimizers for g in o.param_groups for p in g["params"]]
+        is_plain = not any(isinstance(p, nn.Parameter) for p in moved)
+        if not is_plain or self._num_vain < _MOST_VAIN:
+            self._find_models(moved=moved)
+            self._num_vain = 0 if self.state.roots or not is_plain else self._num_vain + 1
         self._has_searched_in_loop = False  # variables assigned after this call are found later
 
     def on_trained(self, trained: Any) -> None:
@@ -61,6 +72,8 @@ class ScriptDriver(LoopDriver):
         return super().before_backward(loss)
 
     def after_backward(self) -> None:
+        if self.loaderless.is_close:
+            super().after_backward()
         if self.manual_updates is not None:
             self.manual_updates.check_gradients()
 
@@ -123,13 +136,21 @@ class ScriptDriver(LoopDriver):
             if any(scheduler.optimizer is o for o in optimizers):
                 self.on_scheduler(scheduler)
         reach = Reach(frame, moved)
-        self.state.auxiliaries = reach.auxiliaries if is_opening else None
+        self.state.auxiliaries = reach.auxiliaries
         modules = reach.modules
         found = find_models(optimizers, modules)
         others = find_stateful(modules)
         if is_opening:
             ours = {id(m) for _, m in (*found, *others)}
             self.state.adopt_companions(reach.auxiliaries, ours, self.engine.num_applied)
+        self._adopt(found, others, is_opening)
+        if not is_opening:
+            self.state.auxiliaries = None  # the loop's opening searches again, further
+
+    def _adopt(
+        self, found: list[tuple[str, Any]], others: list[tuple[str, Any]], is_opening: bool
+    ) -> None:
+        """Track these models, if one of them is new."""
         known = {id(m) for m in self.state.roots.values()}
         if not found or not any(id(m) not in known for _, m in (*found, *others)):
             return

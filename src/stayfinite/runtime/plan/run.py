@@ -123,7 +123,7 @@ class PlanRun:
         if report is None:
             return
         self._unread.clear()
-        self._tell(report)
+        self._report(report)
         if self._host.ranks.any(report.status == "failed"):  # all ranks are at the same step
             self._save()
             raise StageFailedError(_farewell(report))
@@ -134,7 +134,7 @@ class PlanRun:
             self._say("the plan is complete: every stage has passed")
         self._save()
 
-    def _tell(self, report: StageReport) -> None:
+    def _report(self, report: StageReport) -> None:
         seen = [f"{report.num_steps} steps"]
         if report.first_loss is not None and report.last_loss is not None:
             seen.append(f"loss {report.first_loss:.4g} to {report.last_loss:.4g}")

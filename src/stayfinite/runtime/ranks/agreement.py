@@ -34,7 +34,7 @@ from .groups import (
     wrappers_there_are,
 )
 from .meetings import NOT_DUE, Agreed, DeepCheckVote
-from .records import RankFailure, Settled, is_answered_alike, most_telling_first
+from .records import RankFailure, Settled, is_answered_alike, most_informative_first
 from .side_groups import SideGroupError
 from .summary import RankSummary
 from .talk import RankTalk
@@ -58,8 +58,7 @@ class Ranks:
         self._world: Any = None
         self._shared: dict[int, bool] = {}
         self._shared_optimizers: list[weakref.ref[Optimizer]] = []
-        self._sequence = -1
-        self._is_alone = False
+        self._sequence, self._is_alone = -1, False
         self.is_apart = False
         """Set while this rank experiments alone and the others wait for the result."""
         self._said_dtype: torch.dtype | None = None
@@ -68,6 +67,8 @@ class Ranks:
         self.wrappers: list[Any] = []
         self.first_wrappers: list[Any] = []
         """The wrappers that existed before the first step showed which of them are trained."""
+        self.waiting: list[Any] = []
+        """The wrappers whose own backward comes after the step that is looked into."""
         self._has_said = self.has_received = False
         """`has_received`: when each rank investigates alone, whether its own part was finite."""
         self._was_shared = False
@@ -150,8 +151,8 @@ class Ranks:
         self._was_shared = self.has_others
         self.talk.close()
         self._group = self._world = None
-        self.wrappers.clear()
-        self.first_wrappers.clear()
+        for kept in (self.wrappers, self.first_wrappers, self.waiting):
+            kept.clear()
 
     def _sum_up(self) -> None:
         if self._world is not None:
@@ -383,7 +384,7 @@ class Ranks:
         if failure is not None:
             rank = failure.rank if isinstance(failure, RankFailure) else self.rank
             own = (failure.symptom, failure.step, failure.name, failure.value, rank)
-        return most_telling_first(self.gather(own))
+        return most_informative_first(self.gather(own))
 
     def _device(self, wanted: torch.device) -> torch.device:
         """A device that the backend of the group can communicate from."""

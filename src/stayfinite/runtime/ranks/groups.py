@@ -31,7 +31,9 @@ __all__ = [
     "launched_rank",
     "let_threads_finish",
     "own_rank",
+    "prepare_for_backward",
     "sequence_of",
+    "still_to_run_backward",
     "unsynced",
     "without_sync",
     "world_of_all",
@@ -174,7 +176,6 @@ def _instances(module: str, name: str) -> list[Any]:
 
 def wrappers_there_are() -> list[Any]:
     # DDP: its check is written in Python, and the heap is large.
-    # DDP: its check is written in Python, and the heap is large.
     is_one = functools.partial(type.__subclasscheck__, DistributedDataParallel)
     return [o for o in gc.get_objects() if is_one(type(o))]
 
@@ -224,6 +225,38 @@ def without_sync(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
                 setattr(module, name, value)
         for module in stepped:
             _forget_used(module)
+
+
+def still_to_run_backward(stepped: Iterable[Optimizer]) -> list[Any]:
+    """The wrappers of other optimizers whose forward is done and whose backward may still come: a tensor that is alive leads
+    to their parameters. In a GAN, the step of the discriminator fails while the generator waits for its own backward.
+    """
+    wrappers = wrappers_there_are() if has_world() else []
+    over = wrappers_over(wrappers, stepped)
+    waiting = [
+        m for m in wrappers if m.require_forward_param_sync and all(m is not o for o in over)
+    ]
+    owners = {id(p): m for m in waiting for p in m.parameters()}
+    is_one = functools.partial(type.__subclasscheck__, Tensor)
+    todo = [o.grad_fn for o in gc.get_objects() if is_one(type(o))] if waiting else []
+    seen, found = set(), {}
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        owner = owners.get(id(getattr(node, "variable", None)))
+        if owner is not None:
+            found[id(owner)] = owner
+        todo += [following for following, _ in node.next_functions]
+    return list(found.values())
+
+
+def prepare_for_backward(wrappers: list[Any]) -> None:
+    """Let the next backward of each be exchanged, as at the end of its forward."""
+    for module in wrappers:
+        if not module.find_unused_parameters:  # else its forward has to say which are used
+            module.reducer.prepare_for_backward([])
 
 
 def _forget_used(module: Any) -> None:

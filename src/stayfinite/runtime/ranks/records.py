@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..window import Failure
 
-__all__ = ["RankFailure", "Settled", "is_answered_alike", "most_telling_first"]
+__all__ = ["RankFailure", "Settled", "is_answered_alike", "most_informative_first"]
 
 _ORDER = (
     "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "average", "gradient", "spike",
@@ -34,7 +34,7 @@ class RankFailure(Failure):
     rank: int = 0
 
 
-def most_telling_first(given: Iterable[tuple[Any, ...] | None]) -> list[RankFailure]:
+def most_informative_first(given: Iterable[tuple[Any, ...] | None]) -> list[RankFailure]:
     """Merge the failures of the ranks, without those that saw none."""
     found = [RankFailure(*f) for f in given if f is not None]
     return sorted(found, key=lambda f: (_ORDER.index(f.symptom), f.rank))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...numerics.health import dense_parts
+from ...numerics.health import dense_parts, magnitudes
 from ..state import TrainState
 
 __all__ = ["begin_anew", "local", "note_initial", "plain_norm"]
@@ -24,7 +24,9 @@ def local(tensor: Tensor) -> Tensor:
     part: Tensor | None = getattr(tensor, "_local_tensor", None)
     if part is None:
         return tensor
-    if hasattr(part, "wait"):  # the result of a collective that is still running
+    if type(part) is not Tensor and hasattr(
+        part, "wait"
+    ):  # the result of a collective that is still running
         part = part.wait()
     return part
 
@@ -51,7 +53,7 @@ def note_initial(state: TrainState) -> None:
     for name, p in state.parameters():
         parts = dense_parts(p)
         if parts and f"parameter {name}" not in state.initially_bad:
-            largest = max(float(torch.linalg.vector_norm(t, math.inf)) for t in parts)
+            largest = max(map(float, magnitudes(parts)))
             norm = math.hypot(*(float(torch.linalg.vector_norm(t)) for t in parts))
             state.first_sizes[name] = (largest, norm)
     state.first_lrs = state.lrs()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,6 +36,10 @@ class SharedCheck:
         """By optimizer id."""
         self.are_spaced = False
         """Whether there are steps without a synchronization."""
+        self._sharded: WeakKeyDictionary[Optimizer, tuple[int, bool]] = WeakKeyDictionary()
+        """With how many parameters it was looked up, and whether one of them is a shard."""
+        self._marks: list[Any] = []
+        """Hooks that make the gradients of one backward NaN; they are removed before the step."""
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether several ranks decide on this optimizer's step together."""
@@ -67,11 +73,12 @@ class SharedCheck:
     ) -> Failure | None:
         """Check losses, learning rates and gradients; after a scaler, which has reduced its own verdict, without gradients."""
         host = self._host
+        self.unmark()
         checked = [local(t).clone() for _, t in window.losses]
         if window.norm is not None and not is_scaled:
             checked.insert(0, window.norm.clone())
         elif not is_scaled:
-            checked[:0] = [local(g) for _, g in host.state.grads([optimizer])]
+            checked[:0] = self._own_grads(optimizer)
         rate = next((r for g in optimizer.param_groups if (r := bad_rate(g)) is not None), None)
         some = checked or optimizer.param_groups[0]["params"]
         flag = host.checker.flag_on(some[0].device)
@@ -109,7 +116,26 @@ class SharedCheck:
         is_unsynced = bool(window.unsynced) and window.unsynced[-1] == window.step
         if is_unsynced or self._host.ranks.is_adding_up():
             return True
-        return window.norm is None and _has_shards(optimizer)
+        return window.norm is None and self._has_shards(optimizer)
+
+    def _own_grads(self, optimizer: Optimizer) -> list[Tensor]:
+        """This rank's part of each gradient."""
+        grads = [
+            g
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if (g := p.grad) is not None
+        ]
+        return [local(g) for g in grads] if self._has_shards(optimizer) else grads
+
+    def _has_shards(self, optimizer: Optimizer) -> bool:
+        """Looked up again only if it has other parameters: a model may have thousands, and this is asked in every step."""
+        num = sum(len(group["params"]) for group in optimizer.param_groups)
+        known = self._sharded.get(optimizer)
+        if known is None or known[0] != num:
+            found = any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+            known = self._sharded[optimizer] = num, found
+        return known[1]
 
     def _digest(self, window: Window, optimizer: Optimizer) -> float | None:
         """A digest of what this rank checks; None if the other ranks check something else."""
@@ -139,9 +165,11 @@ class SharedCheck:
     def seed(self, loss: Tensor) -> Tensor | None:
         """The start gradient for the backward of this loss, or None for 1.
 
-        It is NaN for a loss that is not finite, so that the gradients of all ranks show it.
+        It is NaN for a loss that is not finite, so that the gradients of all ranks show it. If the host knows the loss, so are
+        all gradients: those of a batch without a single valid target are 0, whatever the backward starts with.
         """
         ranks = self._host.ranks
+        self.unmark()
         if self._has_agreed_on_snapshots:  # there was a shared step
             ranks.summary.start_backward()
         is_heard = self.are_spaced and ranks.is_together and not ranks.is_joining()
@@ -149,7 +177,18 @@ class SharedCheck:
             return None
         if not loss.is_cpu:
             return loss.detach() * 0 + 1  # without a sync
-        return None if math.isfinite(loss.item()) else torch.full_like(loss.detach(), math.nan)
+        if math.isfinite(loss.item()):
+            return None
+        params = {
+            p for o in self._host.state.optimizers for g in o.param_groups for p in g["params"]
+        }
+        self._marks = [p.register_hook(_marked) for p in params if p.requires_grad]
+        return torch.full_like(loss.detach(), math.nan)
+
+    def unmark(self) -> None:
+        """Let gradients be what they are again."""
+        while self._marks:
+            self._marks.pop().remove()
 
     def check_alike(self, window: Window, optimizer: Optimizer) -> Failure | None:
         """Check a step inside `with model.join():` by the gradients alone.
@@ -158,7 +197,7 @@ class SharedCheck:
         communicates in its step, so its step cannot be skipped.
         """
         config = getattr(optimizer, "_join_config", None)
-        grads = [local(g) for _, g in self._host.state.grads([optimizer])]
+        grads = self._own_grads(optimizer)
         if not grads or (config is not None and config.enable):
             return None
         flag = self._host.checker.flag_on(grads[0].device)
@@ -204,5 +243,5 @@ class SharedCheck:
         )
 
 
-def _has_shards(optimizer: Optimizer) -> bool:
-    return any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])
+def _marked(gradient: Tensor) -> Tensor:
+    return gradient * math.nan

@@ -215,8 +215,8 @@ class Recovery:
             state.clear_grads()
             state.snapshot.restore()
             detail += f"; parameters, optimizer state and buffers are back to before step {tag}"
-            if self.folder is not None and self._host.ranks.can_save_whole:
-                self.last_healthy = save_last_healthy(state, self.folder, tag)
+            self.last_healthy = save_last_healthy(state, self.folder, tag, self._host.ranks)
+            if self.last_healthy is not None:
                 detail += f", and saved in {short_path(str(self.last_healthy))}"
         assert verdict.incident is not None
         self._note_change(verdict.incident, f"stopped: {detail}", kind="stopped")

@@ -190,7 +190,7 @@ class _Values(TorchFunctionMode):
 
 @contextlib.contextmanager
 def by_parts(
-    parameters: Callable[[], list[tuple[str, Tensor]]], tell: Callable[[Left], None]
+    parameters: Callable[[], list[tuple[str, Tensor]]], report: Callable[[Left], None]
 ) -> Iterator[None]:
     """In this block, every backward drops the parts of its loss whose gradient is not finite."""
     original = Tensor.backward
@@ -199,7 +199,7 @@ def by_parts(
     def backward(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
         root = self
         if gradient is None and self.numel() == 1:
-            root = _without_bad(self, parameters(), values, tell)
+            root = _without_bad(self, parameters(), values, report)
         return original(root, gradient, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     Tensor.backward = backward  # type: ignore[method-assign]
@@ -212,7 +212,7 @@ def by_parts(
 
 
 def _without_bad(
-    loss: Tensor, named: list[tuple[str, Tensor]], values: _Values, tell: Callable[[Left], None]
+    loss: Tensor, named: list[tuple[str, Tensor]], values: _Values, report: Callable[[Left], None]
 ) -> Tensor:
     """A loss with the value and the gradient of the good parts; the loss itself if there are none."""
     with torch._C.DisableTorchFunction():
@@ -243,7 +243,7 @@ def _without_bad(
         names = tuple(
             _name(k, part, parts, owners) for k, part in enumerate(parts) if not is_good[k]
         )
-        tell(Left(names, len(parts)))
+        report(Left(names, len(parts)))
         total = sum(((p * g).sum().float() for p, g in kept), torch.zeros((), device=loss.device))
         value = _value([p for p, ok in zip(parts, is_good) if ok], values, loss)
         return total - total.detach() + value

@@ -150,7 +150,7 @@ class CheckpointWatch:
         beside = f"\n  last good: {good or 'none found beside it'}" if origin == "file" else ""
         raise CheckpointError(
             f"{what}{beside}\n"
-            f"  try: {remedy}; `stayfinite scan` tells more, --no-resume-check loads it all the same"
+            f"  try: {remedy}; `stayfinite scan` says more, --no-resume-check loads it all the same"
         )
 
     def _compare_rates(self, engine: Engine, target: Any, state: Any, path: str) -> None:
@@ -217,12 +217,12 @@ def save_gate() -> Iterator[SaveGate]:
     A `Guard` and `stayfinite run` do this without it.
     """
 
-    def tell(refusal: Refusal) -> None:
+    def report(refusal: Refusal) -> None:
         where = f"written to {refusal.written_to} instead" if refusal.written_to else "not written"
         good = refusal.last_good or _search(os.path.abspath(refusal.path))
         say(f"stayfinite: {refusal.describe()}; {where}; last good: {good or 'none yet'}")
 
-    gate = SaveGate(tell)
+    gate = SaveGate(report)
     patches = SavePatches(gate)
     try:
         yield gate

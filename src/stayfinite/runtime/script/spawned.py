@@ -17,12 +17,12 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ...locate.frames import is_user_file
 from ...patches.firewall import Firewall
-from ...patches.manager import Subscribers, Target, subscribe
+from ...patches.manager import Subscribers, Subscription, Target, close_all, subscribe
 from ..engine import Engine
 
 __all__ = ["Spawned", "Watching", "trains", "watch_spawned", "watched_command"]
@@ -71,15 +71,20 @@ def watch_spawned(run: Watching) -> Iterator[None]:
         yield
         return
     before, _here = _here, run
-    process = Target(multiprocessing.process.BaseProcess, "start", _REASON, "processes")
-    command = Target(subprocess.Popen, "__init__", _REASON, "processes")
+    wanted = [
+        (multiprocessing.process.BaseProcess, "start", _start),
+        (subprocess.Popen, "__init__", _popen),
+    ]
+    open_ones: list[Subscription | None] = []
     try:
-        with ExitStack() as stack:
-            stack.enter_context(subscribe(process, _start, run))
-            stack.enter_context(subscribe(command, _popen, run))
-            yield
+        for owner, name, make in wanted:
+            target = Target(owner, name, _REASON, "processes")
+            open_ones.append(_firewall.once(subscribe, target, make, run))
+        yield
     finally:
         _here = before
+        # What fails here is no failure of the script, which is over.
+        _firewall.once(close_all, [one for one in open_ones if one is not None])
 
 
 def _start(original: Any, subscribers: Subscribers) -> Any:

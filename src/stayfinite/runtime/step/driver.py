@@ -218,6 +218,7 @@ class StepDriver:
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
         window.live_loss = weakref.ref(loss)
+        engine.monitor.look(window, loss)
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
         seed = engine.shared.seed(loss) if engine.has_world else None

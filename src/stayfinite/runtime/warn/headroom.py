@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...detect.climb import LIMITS, climb
 from ...detect.spike import SpikeWatch
+from ...numerics.health import magnitudes, numbers_of
 from ...records import Event
 from ..outside_modes import outside_user_code
 from ..state import TrainState
@@ -114,10 +115,8 @@ class Headroom:
 
 def _largest(tensors: list[Tensor]) -> list[float]:
     """The largest magnitude of each, in one transfer for each device."""
-    norms = torch._foreach_norm(tensors, float("inf"))
     device = tensors[0].device
-    sizes: list[float] = torch.stack([n.to(device, torch.float32) for n in norms]).tolist()
-    return sizes
+    return numbers_of([n.to(device, torch.float32) for n in magnitudes(tensors)])
 
 
 def _figure_dtype(state: TrainState) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NonFiniteError, UsageError
+from ...numerics.health import numbers_of
 from ...records import Event
 from ..state import TrainState
 
@@ -58,7 +59,7 @@ class Limit:
                 self._warn(training, step, None, f"watch({self.pattern!r}) matches no parameter")
             self._has_checked = True
             return
-        largest = torch.stack([t.detach().abs().amax().float().cpu() for _, t in named]).tolist()
+        largest = numbers_of([t.detach().abs().amax().float().cpu() for _, t in named])
         for (name, _), size in zip(named, largest):
             if size <= self.max_abs:
                 self._beyond.discard(name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...detect import SpikeWatch
 from ...devices import widest
+from ...patches.firewall import Firewall
 from ...records import Event
 from ...recover.policy import Policy
 from ...report.terminal import say_warning
@@ -19,6 +20,7 @@ from ..state import TrainState
 from ..window import Failure, Window
 from .headroom import Headroom
 from .limits import Limit, everywhere
+from .operators import OperatorWatch
 from .untrained import untrained_weights
 
 __all__ = ["SPIKE_NAMES", "Monitor"]
@@ -37,6 +39,8 @@ class Monitor:
         self._num_warnings: Counter[tuple[str, str | None]] = Counter()
         self.limits: list[Limit] = []
         self.headroom = Headroom()
+        self.operators = OperatorWatch(host.settings.budget)
+        self._firewall = Firewall("the early warning of operators", self.operators.close)
         self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
         """By optimizer id."""
         self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
@@ -58,6 +62,7 @@ class Monitor:
         for watch in (*self.loss_watches.values(), *self._norm_watches.values()):
             watch.forget_after(step)
         self.headroom.forget_after(step)
+        self.operators.forget()
 
     def compare(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
         """Compare this step's finite loss and norm with the usual; a Failure if the policy acts on a spike."""
@@ -81,7 +86,7 @@ class Monitor:
         ranks = self._host.ranks
         spike = watch.note(window.step, value)
         self.headroom.check_figure(self, window, name, watch)
-        if watch.tell(spike):
+        if watch.is_first(spike):
             assert spike is not None
             text = spike.describe(SPIKE_NAMES[name])
             is_loud = spike.is_alarm and value > _LOUD * abs(spike.usual)
@@ -93,6 +98,16 @@ class Monitor:
         if ranks.is_together:
             return RankFailure("spike", window.step, name, value, rank=ranks.first)
         return Failure("spike", window.step, name=name, value=value)
+
+    def plan_look(self) -> None:
+        """Perhaps look at the operators of the next step. Called when the clock is read anyway."""
+        if not self._is_blind:
+            self.operators.plan()
+
+    def look(self, window: Window, loss: Tensor) -> None:
+        """Look at the operators behind this loss, before its backward, if it is time for it."""
+        if self.operators.is_due and not self._is_blind:
+            self._firewall.call(self.operators.look, self, window, loss)
 
     def compare_late(self, step: int, uncompared: list[Window]) -> Failure | None:
         """At a deep check: compare figures that were not read yet, and check the watched parameters."""

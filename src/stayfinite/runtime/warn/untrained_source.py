@@ -88,7 +88,7 @@ def weight_variables(
         file = frame.f_code.co_filename
         if is_user_file(file):
             for name, value in (*frame.f_locals.items(), *frame.f_globals.items()):
-                is_leaf = isinstance(value, Tensor) and value.is_leaf and value.requires_grad
+                is_leaf = issubclass(type(value), Tensor) and value.is_leaf and value.requires_grad
                 if not is_leaf or value.grad is None or value.numel() < 2 or id(value) in seen:
                     continue
                 seen.add(id(value))
