@@ -1,7 +1,7 @@
 """What does agreement between ranks cost while nothing is wrong? Two gloo processes, interleaved.
 
-    python -m benchmarks.ranks [--world N] [--rounds N] [--steps N]
-    python -m benchmarks.ranks --count [--world N]      collectives and bytes of a healthy step, exactly
+    python -m benchmarks.ranks [--world N] [--rounds N] [--steps N] [--sizes medium,large]
+    python -m benchmarks.ranks --count [--world N]      collectives, bytes and Python calls of ours in a healthy step, exactly
     python -m benchmarks.ranks --share [--world N]      only the last figure: what a busy machine can still tell
 
 `benchmarks.ranks_simulated` says what it would be on more ranks than a machine has.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import stayfinite
 from stayfinite import Guard
 
 SIZES = {
@@ -121,7 +123,7 @@ def share_main(rank: int, world: int, store: str, options: dict[str, Any]) -> No
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     for kind in ("DDP", "FSDP2"):
-        for name, (width, rows) in SIZES.items():
+        for name, (width, rows) in options["sizes"].items():
             found = share(kind, width, rows, options["rounds"])
             if rank == 0:
                 print(f"{kind:6}{name:28} ours: {found:.1%} of the rest of the step", flush=True)
@@ -167,7 +169,7 @@ def measure(
     return times
 
 
-def count(kind: str, steps: int) -> dict[str, tuple[float, float]]:
+def count(kind: str, steps: int) -> dict[str, tuple[float, float, float]]:
     """Collectives of a step by the group's own number, and the bytes of those that are all-reduces by name (DDP
     and FSDP2 reduce their gradients in another way); behind the first step, in which the ranks meet."""
     batches = [torch.randn(8, 64) for _ in range(steps)]
@@ -186,9 +188,26 @@ def count(kind: str, steps: int) -> dict[str, tuple[float, float]]:
         before, num_bytes = dist.group.WORLD._get_sequence_number_for_group(), 0
         go()
         number = dist.group.WORLD._get_sequence_number_for_group() - before
-        found[name] = (number / steps, num_bytes / steps)
+        found[name] = (number / steps, num_bytes / steps, num_calls(go))
     dist.all_reduce = all_reduce
     return found
+
+
+def num_calls(go: Callable[[], None]) -> float:
+    """How many functions of ours are called in an ordinary step, in which nothing is due."""
+    home, found = os.path.dirname(stayfinite.__file__), [0]
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is loss_of.__code__:
+            found.append(0)
+        found[-1] += event == "call" and frame.f_code.co_filename.startswith(home)
+
+    sys.setprofile(note)
+    try:
+        go()
+    finally:
+        sys.setprofile(None)
+    return min(found[1:-1])
 
 
 def count_main(rank: int, world: int, store: str, options: dict[str, Any]) -> None:
@@ -199,7 +218,8 @@ def count_main(rank: int, world: int, store: str, options: dict[str, Any]) -> No
         if rank == 0:
             more = [b - a for a, b in zip(found["plain"], found["together"])]
             print(
-                f"{kind:6} plain: {found['plain'][0]:g} collectives a step; watched: {more[0]:+g}, {more[1]:+g} bytes"
+                f"{kind:6} plain: {found['plain'][0]:g} collectives a step; watched: {more[0]:+g}, {more[1]:+g} bytes, "
+                f"{more[2]:g} Python calls of ours in an ordinary step"
             )
     dist.destroy_process_group()
 
@@ -213,7 +233,7 @@ def rank_main(rank: int, world: int, store: str, options: dict[str, Any]) -> Non
         f"{'':34}{'plain':>10}{'alone':>9}{'together':>10}{'all-reduce':>12}{'of a step':>11}{'processor':>11}"
     )
     for kind in ("DDP", "FSDP2"):
-        for name, (width, rows) in SIZES.items():
+        for name, (width, rows) in options["sizes"].items():
             times = measure(kind, width, rows, options["rounds"], options["steps"])
             low = {k: 1e6 * decile([wall for wall, _ in v]) for k, v in times.items()}
             work = [b / a for (_, a), (_, b) in zip(times["plain"], times["together"])]
@@ -231,9 +251,12 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--sizes", default="small,medium,large")
     parser.add_argument("--count", action="store_true")
     parser.add_argument("--share", action="store_true")
     options = parser.parse_args()
+    wanted = options.sizes.split(",")
+    options.sizes = {name: size for name, size in SIZES.items() if name.split()[0] in wanted}
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options.world, os.path.join(folder, "store"), vars(options))

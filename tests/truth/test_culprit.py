@@ -9,7 +9,7 @@ from torch import nn
 
 from clinic import form, measure
 from stayfinite import Guard, Incident
-from stayfinite.investigate.evidence.own_rate import own_rate
+from stayfinite.investigate.evidence.own_update import own_rate
 
 LOOP = """
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))

@@ -15,7 +15,7 @@ from .parts import Part, change
 __all__ = ["Candidate", "Seen", "all_rows", "first_row", "on_rows", "one_in"]
 
 _TOLD = 1e-7
-"""A chance so small is none."""
+"""Probabilities below this count as impossible."""
 
 LEVELS = ("certain", "likely", "possible", "far")
 """certain: it is in the data, or follows from it; likely: such samples were seen; possible: a small change of a real
@@ -69,7 +69,7 @@ class Seen:
         return [p for p in self.parts if p.kind in kinds]
 
     def changed(self, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Callable[[], Any]:
-        """Makes the batch with these parts changed, when it is asked for."""
+        """A candidate whose batch is made with these parts changed, when it is needed."""
         return lambda: change(self.batch, parts, how)
 
 
@@ -94,7 +94,7 @@ def on_rows(
 
 
 def one_in(chance: float) -> str:
-    """How often that comes, where samples are drawn by chance; "" for hardly ever.
+    """The frequency of such a batch in random sampling, as text; "" if it is negligible.
 
     >>> one_in(0.0026), one_in(1e-9)
     (': by chance one batch in 385', '')

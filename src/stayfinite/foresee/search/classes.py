@@ -16,21 +16,21 @@ from .parts import Part
 __all__ = ["columns", "float_classes", "one_class", "one_sided", "unlike", "weak"]
 
 _ARRANGED = 3.0
-"""This many of the batches seen should have lacked a class by chance, and none did."""
+"""If so many of the seen batches should have lacked a class by chance and none did, a sampler balances them."""
 _MOST_PARTS = 4
 _RARE = 1e-4
-"""One batch in 10,000 is like that, if its samples are drawn by chance."""
+"""The probability, in random sampling, of the most unusual batch that is tried."""
 _FEWEST_BATCHES = 3
 _FEW_SAMPLES = 4
-"""Batches of so few samples may well be weak altogether."""
+"""In a batch of so few samples, all may be weak."""
 _WEAKER = 0.5
 _SOMETIMES = 1e-3
-"""The share of batches without a cluster that is worth a try."""
+"""The probability, in random sampling, of a batch without the cluster that is tried."""
 _CENTERS = 4
 
 
 def float_classes(seen: Seen) -> Iterator[Candidate]:
-    """Class numbers that are kept as floats: a binary target, a rating."""
+    """Batches of one class, for class numbers stored as floats: a binary target, a rating."""
     for p in seen.of_kind("input", "target"):
         if p.is_float and p.is_whole and p.num_values <= 8:
             yield from one_class(seen, p, "value")
@@ -100,7 +100,7 @@ def unlike(seen: Seen) -> Iterator[Candidate]:
 
 
 def _far_from(seen: Seen, p: Part, total: int, share: float, number: int) -> Callable[[], Any]:
-    """Without the nearest to the sample that is furthest from those left out before it."""
+    """A batch without one cluster: that around the sample furthest from the centers of the others."""
 
     def make() -> Any:
         rows = _pool(seen, p, total, lambda t: torch.ones(len(t), dtype=torch.bool))
@@ -206,7 +206,7 @@ def _without(seen: Seen, p: Part, value: int) -> Callable[[], Any]:
 def _enough(
     rows: list[tuple[Any, int]], number: int, num_found: int, total: int
 ) -> list[tuple[Any, int]]:
-    """No sample twice: that would be another thing to try."""
+    """The first `total` of these samples. None is used twice, which would be another kind of candidate."""
     if num_found < number or len(rows) < total:
         raise ValueError("too few such samples were seen")
     return rows[:total]

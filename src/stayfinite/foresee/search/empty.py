@@ -19,13 +19,13 @@ __all__ = ["empties", "empty_batches", "plain_empties"]
 _MOST_GROUPS = 6
 _MOST_PLAIN = 3
 _FEW, _SOME = 2, 4
-"""Where so few were seen, there may be none; where so many, one."""
+"""If so few items were seen in a sample, another may have none; if so many, one."""
 _SHORT = 40
-"""A text of fewer characters was seen: then one of none may come."""
+"""If a shorter text than this was seen, an empty one is possible."""
 _INDEX = re.compile(r"\[\d+\](?!.*\[\d+\])")
-"""A sample's place in a list."""
+"""The last index in a name: the sample's position in a list."""
 _USUAL, _RARE = 1e-2, 1e-5
-"""The share of batches that are like that by chance."""
+"""Shares of batches above which such a batch is likely, and above which it is possible."""
 
 
 def empties(seen: Seen) -> Iterator[Candidate]:
@@ -45,7 +45,7 @@ def empties(seen: Seen) -> Iterator[Candidate]:
 
 
 def empty_batches(seen: Seen) -> Iterator[Candidate]:
-    """A list with something of each sample, and nothing of any: a batch of images without an object."""
+    """Lists with one tensor per sample, all of them empty: a batch of images without an object."""
     fields = [_fields(b) for b in seen.batches]
     together: dict[tuple[int, ...], list[str]] = {}
     for field, tensors in fields[0].items():

@@ -14,9 +14,9 @@ from .parts import Part, part_of
 __all__ = ["boxes", "firm_boxes", "is_flat"]
 
 _EVEN = (4, 6)
-"""Two corners of a box: this many numbers."""
+"""The number of values in a box given by two corners."""
 _ALIKE, _FEW = 1e-3, 0.25
-"""Sizes that differ by less are the same one; so small a share of all are different ones."""
+"""Sizes within this relative distance are equal; boxes have few sizes if the distinct ones are below this share."""
 
 
 def boxes(parts: Sequence[Part]) -> list[Part]:
@@ -34,7 +34,7 @@ def boxes(parts: Sequence[Part]) -> list[Part]:
 
 
 def firm_boxes(parts: Sequence[Part], batches: Sequence[Any]) -> list[Part]:
-    """Those of a few sizes, none of them near to 0: anchors, crops. What somebody drew may be a point."""
+    """Boxes of a few sizes, none near 0: anchors, crops. A hand-drawn box may be a point."""
     return [p for p in boxes(parts) if _is_firm(p, batches)]
 
 

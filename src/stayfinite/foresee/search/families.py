@@ -26,7 +26,7 @@ FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
     outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, columns, one_sided, unlike, weak, lengths, packed, empties, empty_batches, shorter, growing, plain_empties, flags,
     numbers, widths, sizes,
 )  # fmt: skip
-"""Those that code may refuse come last: a script that raises has to be started again."""
+"""Candidates that code may reject come last, because a script that raises has to be restarted."""
 
 
 def candidates(
@@ -37,7 +37,7 @@ def candidates(
     num_ids: Sequence[int] = (),
     num_last: int | None = None,
 ) -> list[Candidate]:
-    """All of them; those that need data nobody would feed behind the others."""
+    """All candidates; those that need implausible data come last."""
     parts = parts_of(batches)
     total = num_rows(batches[0])
     seen = Seen(

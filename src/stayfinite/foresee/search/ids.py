@@ -16,12 +16,12 @@ __all__ = ["bands", "groups", "ids", "tokens", "unseen_padding"]
 
 _FEWEST_IDS = 12
 _SMALL = 8
-"""Batches of so few samples may well be all alike."""
+"""In a batch of so few samples, all may be alike."""
 _FEW, _SHARE = 2, 0.25
-"""A group of so few entries, or of this share of the usual number, is next to an empty one."""
+"""If a group with so few entries, or this share of the usual number, was seen, an empty one is possible."""
 _FEWEST_GROUPS = 3
 _EVERYWHERE = 0.9
-"""An id that is in this many of the sequences is a mark (a beginning, an end), no word."""
+"""An id in this share of the sequences is a marker (begin, end), not a word."""
 
 
 def _filled(value: float) -> Callable[[Tensor], Tensor]:

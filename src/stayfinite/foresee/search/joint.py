@@ -16,7 +16,7 @@ __all__ = ["both", "corners", "halves", "swapped"]
 _MOST_PARTS = 4
 _TIMES = (30.0, -30.0, 0.0)
 _ALIKE = 10.0
-"""This many times as large as the other one, a part could still be it."""
+"""Two parts are interchangeable if their magnitudes differ at most by this factor."""
 _LOUD = 30.0
 
 How = Callable[[Tensor], Tensor]

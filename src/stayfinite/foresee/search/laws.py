@@ -1,4 +1,4 @@
-"""What held in every row that was seen, too often to be chance: a batch that breaks it is not of this data.
+"""Finds rules that every seen row keeps, too often for chance: a batch that breaks one is not of this data.
 
 A mask that hides nine patches of each image will not hide all twelve; a vector of length 1 will not be 0; where
 half of all counts are 1 and none is 0, only what occurs was counted; a sampler that takes two samples of each
@@ -21,13 +21,13 @@ __all__ = ["Law", "laws"]
 
 _FEWEST_ROWS = 12
 _WIDEST = 65_536
-"""In wider rows the length of random numbers is always the same."""
+"""In wider rows, random numbers always have nearly the same norm, which proves no rule."""
 _SAME, _OTHER = 2e-4, 0.05
-"""Closer than that, relatively, is the same; what is further away is not."""
+"""Relative distances below which two values are equal, and above which they differ."""
 _EXPECTED_ZEROS = 30.0
-"""So many zeros were to be expected, and there was none."""
+"""If so many zeros were expected and none was seen, zeros do not occur."""
 _EXPECTED_OF_FEW, _FEW_VALUES = 10.0, 5
-"""The same where only a few different numbers are used: ratings from 1 to 5."""
+"""The same if there are only a few distinct values: ratings from 1 to 5."""
 _BY_CHANCE = 1e-6
 _FEWEST_BATCHES = 5
 _MOST_CLASSES = 32
@@ -38,7 +38,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True)
 class Law:
-    """One such rule: the part it is about, and whether a tensor keeps it."""
+    """A rule: its part, and a test whether a tensor keeps it."""
 
     name: str
     is_kept: Callable[[Tensor], bool]
@@ -122,7 +122,7 @@ def _no_zeros(part: Part, seen: list[Tensor]) -> Iterator[Law]:
 
 
 def _even_classes(part: Part, seen: list[Tensor]) -> Iterator[Law]:
-    """A sampler's work: as many samples of each class in every batch, or of each class that is in it."""
+    """A sampler's rule: equally many samples of each class in every batch, or of each class in it."""
     is_class = part.kind in ("labels", "tokens") or part.is_whole
     flat = [t for t in seen if t.dim() == 1 and len(t)]
     if not is_class or not part.has_rows or len(flat) < _FEWEST_BATCHES:
@@ -141,7 +141,7 @@ def _even_classes(part: Part, seen: list[Tensor]) -> Iterator[Law]:
 
 
 def _fixed_columns(part: Part, seen: list[Tensor]) -> Iterator[Law]:
-    """Ids that stand at the same place of every sequence: its beginning."""
+    """Ids at the same position of every sequence, such as its begin marker."""
     wide = [t for t in seen if t.dim() == 2]
     if part.is_float or part.kind not in ("tokens", "labels") or not part.has_rows or not wide:
         return

@@ -15,7 +15,7 @@ from .plain_numbers import put
 __all__ = ["packed"]
 
 _SHORT = 4
-"""Where sequences as short as this were seen, one of a single step may come."""
+"""If a sequence as short as this was seen, one of a single step is possible."""
 
 
 def packed(seen: Seen) -> Iterator[Candidate]:

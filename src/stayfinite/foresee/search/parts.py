@@ -1,4 +1,4 @@
-"""What each tensor of a batch is, by dtype, name and seen values."""
+"""Determines the role of each tensor of a batch from its dtype, name and seen values."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
 _LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
 _MOST_VALUES = 200_000
 _SPREADS = 10.0
-"""Distances from the median to the largest value seen: nothing comes from further away."""
+"""Values are assumed to lie within so many times the distance from the median to the largest seen one."""
 _FEW = 2.0
 _NEAR = 0.25
-"""A count of this many, or of this share of the usual one, is next to 0."""
+"""A count this small, or this share of the usual one, makes 0 possible."""
 _DOWN_TO_ZERO = 0.02
-"""Of the usual amount; what comes as near to 0 as this may reach it."""
+"""If amounts down to this share of the usual one were seen, 0 is possible."""
 _LOWER = 0.1
-"""Of the usual amount; and so do others: it does not lie apart."""
+"""Several values must be below this share of the usual one, so that the smallest is no exception."""
 _LONG_TAIL = 20.0
-"""Times the usual amount: a product of many things, which may be as small as it is large, but never 0."""
+"""If values exceed the usual one by this factor, it is a product of many factors: small at times, never 0."""
 _STEPS = (0.1, 0.01)
 _FEWEST_ON_GRID = 3
 _LARGEST_ON_GRID = 2000.0
-"""Float32 no longer holds cents exactly enough above this."""
+"""Above this, float32 does not represent hundredths exactly enough."""
 _VECTOR = 8
-"""This many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
+"""Up to so many numbers are a vector (a direction, a pose, an offset); more are a signal."""
 _EXACT = 2.0**24
-"""Every float32 beyond it is a whole number, whatever it means."""
+"""Every float32 above this is a whole number."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the batch that is to be changed, and what was seen of it in all batches."""
+    """One tensor of the batch, with statistics of its values in all seen batches."""
 
     name: str
     tensor: Tensor
@@ -65,12 +65,12 @@ class Part:
     middle: float = 0.0
     """The median."""
     zero_share: float = 0.0
-    """Of the values seen, how many are exactly 0."""
+    """The share of seen values that are exactly 0."""
 
     grid: float = 0.0
-    """What all values are multiples of: a cent, a tenth of a degree, ten pieces; 0 for none."""
+    """The step that all values are multiples of (0.01, 0.1, 10); 0 if there is none."""
     nears_zero: bool = False
-    """Positive, and spread evenly down to next to nothing: a share, a waiting time."""
+    """Positive, and spread evenly down to nearly 0: a share, a waiting time."""
 
     @property
     def is_float(self) -> bool:
@@ -78,29 +78,29 @@ class Part:
 
     @property
     def is_bounded(self) -> bool:
-        """Within [0, 1] or [-1, 1] and near to both ends: a probability, a pixel, a clipped value."""
+        """Within [0, 1] or [-1, 1], close to both ends: a probability, a pixel, a clipped value."""
         return (0 <= self.low < 0.1 and 0.9 < self.high <= 1) or (
             -1 <= self.low < -0.9 and 0.9 < self.high <= 1
         )
 
     @property
     def is_narrow(self) -> bool:
-        """Strictly positive, and none far above the usual one: a quantity of a known size."""
+        """Strictly positive, and none far above the median: a quantity of a known size."""
         return self.low > 0 and self.high <= 3 * self.middle
 
     @property
     def is_tight(self) -> bool:
-        """Strictly positive and hardly varying: three times as large is no other sample but another thing."""
+        """Strictly positive and hardly varying, so that three times as large is implausible."""
         return self.low > 0 and 3 * self.high - self.middle > _SPREADS * (self.high - self.middle)
 
     @property
     def is_skewed(self) -> bool:
-        """Positive, with some far above the usual one: amounts, which have a long tail."""
+        """Positive, with some far above the median: amounts with a long tail."""
         return self.low >= 0 and self.tensor.dim() > 1 and self.high > 3 * self.middle > 0
 
     @property
     def is_permutation(self) -> bool:
-        """Every row has the same numbers, each once, in an order of its own: a tour, a ranking."""
+        """Every row is a permutation of the same numbers: a tour, a ranking."""
         t = self.tensor
         if self.is_float or t.dtype == torch.bool or t.dim() != 2 or min(t.shape) < 2:
             return False
@@ -121,7 +121,7 @@ class Part:
 
     @property
     def is_code(self) -> bool:
-        """A few whole numbers, or a distribution: its values mean something together."""
+        """A few whole numbers, or a distribution, whose values are related."""
         is_few = self.is_whole and self.num_values <= 5 and self.tensor.dim() > 1
         return self.is_float and (is_few or self.is_distribution)
 
@@ -158,7 +158,7 @@ class Part:
 
 
 def parts_of(batches: Sequence[Any]) -> list[Part]:
-    """What each tensor of the first batch seems to be.
+    """The probable role of each tensor of the first batch.
 
     >>> x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     >>> [(p.name, p.kind) for p in parts_of([(x, y)])]
@@ -191,7 +191,7 @@ def part_of(
     padding: int | None = None,
     has_rows: bool = True,
 ) -> Part:
-    """One tensor of the first batch, and what its values in all batches (as float64) say of it."""
+    """The part for one tensor of the first batch, from its values in all batches (as float64)."""
     is_any, is_float = values.numel() > 0, t.is_floating_point()
     low = float(values.min()) if is_any else 0.0
     is_whole = is_float and bool(((values == values.round()) & (values.abs() < _EXACT)).all())
@@ -281,7 +281,7 @@ def _values(name: str, batches: Sequence[Any]) -> Tensor:
 
 
 def _kind(name: str, t: Tensor, values: Tensor, widths: list[int], is_last: bool) -> str:
-    """`widths` are the sizes that lengths would have to do with; none where it cannot be lengths."""
+    """`widths`: the sizes that lengths may refer to; empty if it cannot be lengths."""
     is_binary = bool(((values == 0) | (values == 1)).all())
     if t.dtype == torch.bool or (t.dim() > 1 and is_binary and (0 in values or _MASK.search(name))):
         return "mask"
@@ -318,6 +318,6 @@ def _fits_lengths(name: str, t: Tensor, total: int | None, batches: Sequence[Any
 
 
 def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with these tensors changed; the batch itself stays as it is."""
+    """A copy of the batch with these tensors changed."""
     new = {id(p.tensor): how(p.tensor.detach()).to(p.tensor.dtype) for p in parts}
     return map_tensors(batch, lambda t: new.get(id(t), t))

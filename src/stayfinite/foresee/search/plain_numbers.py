@@ -35,7 +35,7 @@ def numbers(seen: Seen) -> Iterator[Candidate]:
 
 
 def flags(seen: Seen) -> Iterator[Candidate]:
-    """Each switch in a batch the other way: a flipped label, a second task, a warm-up that is over."""
+    """Each boolean in a batch inverted: a flipped label, a second task, the end of a warm-up."""
     for path, value in list(_flags(seen.batch))[:_MOST]:
         shown = "".join(f"[{key!r}]" for key in path)
         for i, batch in enumerate(seen.batches[:_MOST]):
@@ -102,7 +102,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The texts of a batch and its lists of plain numbers, each with the way to it.
+    """The texts of a batch and its lists of plain numbers, each with its path.
 
     >>> [p for p, _ in leaves({"text": ["a", "b"], "ids": [[1, 2], [3]], "x": 4})]
     [('text', 0), ('text', 1), ('ids', 0), ('ids', 1)]

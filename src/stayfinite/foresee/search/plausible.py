@@ -1,4 +1,4 @@
-"""How far a batch is from real ones, in numbers and words, and batches in between."""
+"""Measures how far a batch is from real ones, and makes batches in between."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Distance", "between", "distance"]
 
 @dataclass(frozen=True)
 class Distance:
-    """What was changed of a real batch."""
+    """The difference between a batch and the real one that it was made from."""
 
     num_rows: int
-    """Samples that are not what they were."""
+    """The number of changed samples."""
     total: int
     share: float
     """The share of all values that was changed."""
@@ -28,7 +28,7 @@ class Distance:
     """The largest magnitude over the largest that was seen of that part."""
 
     def words(self) -> str:
-        """For people.
+        """As text.
 
         >>> Distance(1, 16, 0.06, 1.0).words()
         'a real batch with 1 of 16 samples changed, every value within what was seen'
@@ -71,7 +71,7 @@ def distance(real: Any, new: Any, parts: list[Part], total: int | None) -> Dista
 
 
 def between(real: Any, new: Any, share: float) -> Any:
-    """So far on the way from the real batch to the other one; what is no float goes all the way."""
+    """Interpolate from the real batch to the other one; values that are not floats are those of the other one."""
     other = {id(t): u for (_, t), (_, u) in zip(named_tensors(real), named_tensors(new))}
 
     def mixed(t: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ _FEWEST_SIZES = 3
 
 
 def shorter(seen: Seen) -> Iterator[Candidate]:
-    """A list of equally long tensors: had they to be so, they would be one tensor."""
+    """A list of tensors of equal length may have different lengths; otherwise it would be one tensor."""
     for holder, parts in list(_lists(seen).items())[:_MOST_LISTS]:
         sizes = {p.tensor.shape[0] for p in parts}
         if len(sizes) > 1 or min(sizes) < 2:
@@ -94,7 +94,7 @@ def growing(seen: Seen) -> Iterator[Candidate]:
 
 
 def _stretched(batch: Any, size: int) -> Callable[[], Any]:
-    """Every dimension of this size several times as long, with what is there again and again."""
+    """Repeat the contents of every dimension of this size several times."""
 
     def longer(t: Tensor) -> Tensor:
         return t.detach().repeat([_TIMES if n == size else 1 for n in t.shape])

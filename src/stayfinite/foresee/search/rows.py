@@ -15,9 +15,9 @@ __all__ = ["blank", "constant", "inner", "pairs", "repeated", "rest"]
 
 _MOST_PARTS = 6
 _SMALL = 8
-"""Batches of so few samples may well be all alike."""
+"""In a batch of so few samples, all may be alike."""
 _SPARSE, _VERY_SPARSE = 0.1, 0.85
-"""Where this many values are 0, that says that there is none: a depth that was not measured."""
+"""If this share of the values is 0, a 0 means a missing value: a depth that was not measured."""
 
 
 def _sets(seen: Seen, *kinds: str) -> Iterator[tuple[str, list[Part]]]:
@@ -80,7 +80,7 @@ def _may_be_blank(p: Part) -> bool:
 
 
 def _blank_rows(parts: list[Part], seen: Seen) -> str:
-    """How many such samples were seen, in words; "" for none."""
+    """The number of such samples seen, as text; "" for none."""
     if len(parts) != 1 or not parts[0].has_rows or parts[0].tensor.dim() < 2:
         return ""
     for _, rows in all_rows(parts, seen.batches):
@@ -185,7 +185,7 @@ def _from(other: Tensor, total: int | None) -> Callable[[Tensor], Tensor]:
 
 
 def rest(seen: Seen) -> Iterator[Candidate]:
-    """At rest: nothing comes in, unit vectors and rotations are the identity."""
+    """The rest state: zero inputs, with unit vectors and rotations at the identity."""
     total = seen.num_rows
     floats = [p for p in seen.of_kind("input", "target") if p.is_float and p.tensor.dim() > 1]
     special = [p for p in floats if p.is_unit or p.is_rotation]

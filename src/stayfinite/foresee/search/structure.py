@@ -18,14 +18,14 @@ __all__ = ["labels", "lengths", "masks", "sizes", "widths"]
 
 
 _SMALL = 8
-"""Batches of so few samples may well be all alike."""
+"""In a batch of so few samples, all may be alike."""
 _COMMON = 0.05
-"""A label that is rarer than that does not fill a whole batch."""
+"""A label rarer than this share does not fill a whole batch."""
 _FAR_ABOVE = 100
 _MOST_ROOM = 4
 """A tensor that is wider than so many times the longest sequence seen is something else."""
 _SHORT = 4
-"""Where sequences as short as this were seen, one of length 1 may come."""
+"""If a sequence as short as this was seen, one of length 1 is possible."""
 
 
 def _filled(value: float) -> Callable[[Tensor], Tensor]:
@@ -120,7 +120,7 @@ def _but_labels(seen: Seen, mask: Part) -> Callable[[Tensor], Tensor]:
 
 
 def labels(seen: Seen) -> Iterator[Candidate]:
-    """One class only, a class that was not there, nothing labeled at all."""
+    """Batches of one class, with an unseen class, or without any label."""
     total = seen.num_rows or 1
     for p in seen.of_kind("labels"):
         ignored = _ignored(p)
@@ -162,7 +162,7 @@ def _ignored(p: Part) -> int | None:
 
 
 def _share(p: Part, batches: Sequence[Any], value: int) -> float:
-    """Of the labels seen, how many are this one."""
+    """The share of this label among those seen."""
     seen = [
         (t == value).float().reshape(-1)
         for b in batches

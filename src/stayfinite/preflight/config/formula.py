@@ -18,7 +18,7 @@ __all__ = ["line_of"]
 
 
 def line_of(run: Callable[[], object], is_bad: Callable[[Any], bool]) -> Location | None:
-    """Runs it and says which line of the user's was the first to give a bad number; None for none.
+    """Run it, and return the user's first line with a bad number; None if there is none.
 
     >>> def rate(step):
     ...     left = step - 3

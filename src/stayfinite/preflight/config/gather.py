@@ -24,7 +24,7 @@ _MAX_HEADS = 256
 
 @dataclass(frozen=True)
 class Reading:
-    """One figure and where it stands."""
+    """A value and its source."""
 
     quantity: str
     value: float
@@ -32,7 +32,7 @@ class Reading:
 
 
 def held(subject: Subject) -> Iterator[Reading]:
-    """What the optimizers, scalers, layers and losses of this training really hold."""
+    """The values in use: in the optimizers, scalers, layers and losses of this training."""
     for optimizer in subject.optimizers:
         yield from _of_optimizer(optimizer)
     if subject.clip_norm is not None:
@@ -126,7 +126,7 @@ def _of_module(path: str, module: nn.Module, subject: Subject) -> Iterator[Readi
 
 
 def _temperatures(path: str, module: nn.Module) -> Iterator[Reading]:
-    """One number, or one for each head: a list, a tensor. Of several the lowest counts most."""
+    """The temperatures of a module; of several (one for each head) the lowest, which is the riskiest."""
     own = {**vars(module), **module._buffers, **module._parameters}
     for name, value in own.items():
         if name.startswith("_") or quantity_of((name,)) != "temperature":
@@ -152,7 +152,7 @@ def _gamma(value: float, label: str) -> Iterator[Reading]:
 
 
 def in_file(values: dict[str, Any], path: str) -> Iterator[Reading]:
-    """What the config file says, under its own keys."""
+    """The values in the config file, under its own keys."""
     for key, value in values.items():
         quantity = quantity_of(tuple(key.split(".")))
         number = number_of(value)
@@ -166,7 +166,7 @@ def in_file(values: dict[str, Any], path: str) -> Iterator[Reading]:
 
 
 def tags_of(subject: Subject) -> frozenset[str]:
-    """What kind of training it is, for the rules that are not for all."""
+    """Tags for the kind of training, for rules that apply only to some."""
     tags = set()
     kinds = [type(o).__name__ for o in subject.optimizers] or _named_optimizer(subject)
     for kind in kinds:

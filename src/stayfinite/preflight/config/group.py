@@ -70,7 +70,7 @@ def _by_rules(readings: Iterable[Reading], tags: frozenset[str]) -> list[Finding
 
 
 def _grouped(problems: list[Finding]) -> list[Finding]:
-    """The same trouble in many layers is one finding that names them."""
+    """Merge the same problem in many layers into one finding that names them."""
     kept: dict[tuple[str, str, str], list[Finding]] = {}
     for f in problems:
         kept.setdefault((f.check, f.status, f.value), []).append(f)

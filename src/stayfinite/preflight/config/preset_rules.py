@@ -54,7 +54,7 @@ def _at_least(limit: float) -> Callable[[float], float]:
 
 
 def _divided(by: float, floor: float) -> Callable[[float], float]:
-    """Divided, but not to below the floor; what is below it already is left alone."""
+    """Divide, but not below the floor; a value that is already below it stays."""
     return lambda value: max(value / by, floor) if value > floor else value
 
 
@@ -193,7 +193,7 @@ def _batches(found: Entries, is_strong: bool) -> Iterator[Change]:
 
 
 def _lengths(found: Entries, is_strong: bool) -> Iterator[Change]:
-    """A rate of a quarter gets nowhere in the same number of steps."""
+    """More steps, because a quarter of the rate needs them."""
     if not is_strong or not found.get("lr"):
         return
     for quantity in ("total_steps", "epochs"):

@@ -37,18 +37,18 @@ def changes_of(config: ConfigFile, preset: str) -> list[Change]:
 
 
 def note_of(change: Change) -> str:
-    """What it was, and why it is changed."""
+    """The old value, and the reason for the change."""
     return f"was {_shown(change.entry.value)}: {change.reason}"
 
 
 def _tidy(value: float, old: Any) -> float | int:
-    """Without the digits of binary fractions; whole where the old one was whole."""
+    """Rounded to a short decimal; an integer if the old value was one."""
     value = float(f"{value:.6g}")
     return int(value) if isinstance(old, int) and value == int(value) else value
 
 
 def write_preset(path: Path, preset: str) -> tuple[Path, list[Change]]:
-    """Write the changed config beside the old one; where, and what was changed."""
+    """Write the changed config next to the old one; returns its path and the changes."""
     config = read_config(path)
     changed = changes_of(config, preset)
     if not changed:

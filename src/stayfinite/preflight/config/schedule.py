@@ -25,7 +25,7 @@ _SOON = 10
 
 
 def num_batches(subject: Subject) -> int | None:
-    """How many batches an epoch has, where a loader says so."""
+    """The number of batches per epoch, if a loader has a length."""
     for loader in subject.loaders:
         with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
             return len(loader)
@@ -33,7 +33,7 @@ def num_batches(subject: Subject) -> int | None:
 
 
 def judge_schedule(scheduler: Any, epoch: int | None) -> Finding:
-    """What the schedule does in the steps to come; `epoch` is how many batches one has.
+    """Judge the rates of the next steps; `epoch`: the number of batches in one.
 
     A rate below 0, or no real number, is what a formula gives behind its last step: that counts only
     while the first epoch is under way, since nobody knows how many there will be.

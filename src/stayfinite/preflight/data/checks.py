@@ -16,7 +16,7 @@ __all__ = ["checks_of", "place"]
 
 _GROUP = "data"
 _FP32_SQUARE = 1e18
-"""Its square overflows float32 (limit 3.4e38)."""
+"""The square of a larger value overflows float32 (limit 3.4e38)."""
 _UNSCALED = 1e6
 _OUTLIER = 1000.0
 _SHOWN = 6
@@ -256,7 +256,7 @@ def _constant(p: PartStats) -> list[Finding]:
 
 
 def _is_binary(p: PartStats) -> bool:
-    """Nothing but 0 and 1 at the ends of every feature: what happened and what did not."""
+    """Whether all features range from 0 to 1: flags."""
     if p.low is None or p.high is None:
         return False
     ends = torch.cat([p.low.flatten(), p.high.flatten()])

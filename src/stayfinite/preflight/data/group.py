@@ -104,7 +104,7 @@ def check_file(path: Path, num_samples: int | None, on_samples: OnSamples) -> li
 
 
 def coverage(scan: Scan, number: int | None) -> Finding:
-    """How much of the data was looked at."""
+    """The finding that says how much of the data was read."""
     unit = "samples" if scan.by_sample else "rows of the stream"
     total = scan.num_total
     if total is None:

@@ -17,7 +17,7 @@ __all__ = ["label_checks", "label_part"]
 
 _GROUP = "data"
 _IGNORED = (-100, -1)
-"""What losses are asked to leave out; torch's default is -100."""
+"""Labels that losses ignore; torch's default is -100."""
 _NAMES = re.compile(r"label|target|\by\b|class", re.I)
 _RARE = 0.95
 
@@ -89,7 +89,7 @@ def _highest_met(label: PartStats, subject: Subject | None) -> float:
 
 
 def _last_width(subject: Subject) -> int | None:
-    """Where no step gets through: the width of the model's last layer."""
+    """If no step succeeds: the width of the model's last layer."""
     widths = [m.out_features for _, m in subject.modules() if isinstance(m, nn.Linear)]
     return widths[-1] if widths and len(subject.models) == 1 else None
 
@@ -182,7 +182,7 @@ def _missing(counts: dict[int, int], total: int, num_classes: int | None) -> lis
 
 
 def _words(parts: list[PartStats], subject: Subject | None) -> list[Finding]:
-    """Numbers of words against the tables that they are looked up in."""
+    """Compare word ids with the sizes of their embedding tables."""
     if subject is None:
         return []
     tables = {

@@ -20,7 +20,7 @@ _GROUP = "data"
 
 
 def loader_checks(scan: Scan, loader: Any, subject: Subject) -> list[Finding]:
-    """Shapes that do not stack, a last batch of one, an order that nobody shuffles, doubles."""
+    """Shapes that do not stack, a last batch of one sample, unshuffled order, float64 samples."""
     if not isinstance(loader, DataLoader):
         return []
     found = [*_ragged(scan, loader), *_last_batch(loader, subject), *_order(scan, loader, subject)]

@@ -34,7 +34,7 @@ OnSamples = Callable[[int, "int | None"], None]
 
 @dataclass
 class Scan:
-    """What a look at the data has shown."""
+    """The result of reading the data."""
 
     parts: dict[str, PartStats] = field(default_factory=dict)
     num_seen: int = 0

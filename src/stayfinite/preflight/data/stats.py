@@ -164,7 +164,7 @@ class PartStats:
             self.bad.append(BadSample(int(indices[row]), feature, str(value)))
 
     def _sample(self, rows: Tensor, finite: Tensor) -> None:
-        """A few values of every feature, for a scale that one outlier does not move."""
+        """A sample of values of every feature, for a robust scale."""
         assert self._reservoir is not None
         values = torch.where(finite[:, 0, :], rows[:, 0, :].abs(), 0.0)
         room = _RESERVOIR - len(self._reservoir)
