@@ -104,7 +104,7 @@ class OrdinaryIteration:
 
     def _hold(self) -> None:
         """All conditions hold now."""
-        state, engine = self._state, self._engine
+        state = self._state
         self._optimizer = state.optimizers.refs[0]
         self._is_place_known = False
         self._at_opening = []
