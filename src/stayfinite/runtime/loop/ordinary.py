@@ -112,8 +112,8 @@ class OrdinaryIteration:
             self._at_opening.append(state.buffers.copy)
         if state.companions.holders:
             self._at_opening.append(state.companions.note)
-        if engine.carried.is_needed:
-            self._at_opening.append(engine.carried.note)
+        if self._engine.carried.is_needed:
+            self._at_opening.append(self._engine.carried.note)
         self._seen = state.num_changes
 
     def is_over_by(self, loader: Any) -> bool:
