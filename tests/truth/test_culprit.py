@@ -5,11 +5,11 @@ import warnings
 import pytest
 import torch
 from clinic.culprits import CULPRITS
+from stayfinite.investigate.evidence.own_rate import own_rate
 from torch import nn
 
 from clinic import form, measure
 from stayfinite import Guard, Incident
-from stayfinite.investigate.evidence.own_rate import own_rate
 
 LOOP = """
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
