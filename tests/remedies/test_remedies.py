@@ -58,6 +58,7 @@ def changed(text, name, line=None):
             "torch.nn.PoissonNLLLoss()(model(x).clamp(max=20), y)",
         ),
         ("log_bessel", "k.i0().log()", "(torch.special.i0e(k).log() + (k).abs())"),
+        ("floor_distribution", "StudentT(n, m, s)", "StudentT(n, m, s.clamp(min=1e-6))"),
         ("inside_both_ends", "d.log_prob(a)", "d.log_prob(a.clamp(-1 + 1e-6, 1 - 1e-6))"),
         (
             "jitter",

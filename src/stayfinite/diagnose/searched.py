@@ -6,7 +6,7 @@ from ..records import Fix, Proof
 from .evidence import Evidence, Searched
 from .words import num
 
-__all__ = ["clip_fix", "describe_search", "rate_fix"]
+__all__ = ["clip_fix", "describe_search", "is_in_search", "rate_fix"]
 
 
 def describe_search(found: Searched | None) -> str:
@@ -79,3 +79,8 @@ def clip_fix(e: Evidence) -> Fix | None:
         status="proved" if passed else "untried",
         proof=_proof(found) if found is not None and passed else None,
     )
+
+
+def is_in_search(e: Evidence) -> bool:
+    """Whether it was born in the search of LBFGS for its next weights."""
+    return (e.location.library_file or "").replace("\\", "/").endswith("optim/lbfgs.py")

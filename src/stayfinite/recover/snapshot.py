@@ -104,9 +104,7 @@ class Snapshot:
             self._live = list(tensors)
         with torch._C.DisableTorchFunctionSubclass():
             for i, (kept, live) in enumerate(zip(self._kept, self._live)):
-                if (
-                    kept.shape != live.shape
-                ):  # an observer's statistics begin empty, and are resized
+                if kept.shape != live.shape:  # an observer resizes its statistics
                     self._kept[i] = _room_for(live)
         _copy_all(self._kept, self._live)
 

@@ -61,6 +61,8 @@ def _floored(source: Source, node: ast.AST, floor: str) -> list[Edit] | None:
     given = [k.value for k in node.keywords if k.arg in ("scale", "rate", "concentration")]
     if name in _SCALED:
         given += node.args[1:2]
+    elif name == "StudentT":
+        given += node.args[2:3]
     elif name in _COUNTED:
         given += node.args
     elif name in _CHOICES:

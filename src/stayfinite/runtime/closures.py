@@ -94,9 +94,9 @@ class ClosureSteps:
                 # If the loop evaluated before the step, the optimizer uses those gradients.
                 first = closure if num_backward else None
                 own = _kept(optimizer, lambda: call(closure), first) if is_own else closure
-                window.closure = own
+                window.closure, window.evaluation = own, closure
             driver.firewall.call(driver.refuse, window, found[0])
-            window.closure = window.search_point = None
+            window.closure = window.evaluation = window.search_point = None
             driver.firewall.call(driver.end_refused, window)
         else:
             driver.firewall.call(driver.on_step_done, optimizer, is_done)

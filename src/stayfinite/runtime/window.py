@@ -143,6 +143,8 @@ class Window:
     """The exception, if a NaN made the step raise before it had a loss."""
     closure: Callable[[], Any] | None = None
     """The closure that the loop passed to its optimizer."""
+    evaluation: Callable[[], Any] | None = None
+    """The same, where `closure` is the optimizer's whole step."""
     search_point: Any = None
     """The weights at which the closure failed, for an optimizer with a line search."""
     loss: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..searched import clip_fix, rate_fix
+from ..searched import clip_fix, is_in_search, rate_fix
 from ..words import num
 
 _ABSURD = 1e6
@@ -62,9 +62,8 @@ def has_run_away_unseen(e: Evidence) -> Finding | None:
 def searches_too_far(e: Evidence) -> Finding | None:
     """An optimizer that evaluates its closure several times in one step has gone too far within it."""
     w, kind = e.weights, e.optimizer.get("type", "The optimizer")
-    if not e.is_overflow or not e.location.is_reproduced:
-        return None
-    if w.searched <= _FAR * max(w.largest, 1e-3):
+    is_far = e.is_overflow and w.searched > _FAR * max(w.largest, 1e-3)
+    if not e.location.is_reproduced or not (is_far or is_in_search(e)):
         return None
     has_search = "line_search_fn" in e.optimizer
     fixes = [
@@ -82,9 +81,14 @@ def searches_too_far(e: Evidence) -> Finding | None:
             )
         ]
     missing = "" if has_search else ", and no line search holds it back"
+    moved = (
+        f"up to {num(w.searched)} and evaluated the loss there"
+        if is_far
+        else "until they were no numbers"
+    )
     return Finding(
         confidence=0.9 if w.searched > 10 * max(w.largest, 1e-3) else 0.7,
-        sentence=f"Within this step {kind} has moved the weights up to {num(w.searched)} and evaluated the loss there; "
+        sentence=f"Within this step {kind} has moved the weights {moved}; "
         f"the largest weight at its start is {num(w.largest)}. The learning rate of {rates(e)} sets how far it goes{missing}.",
         fixes=tuple(fixes),
     )

@@ -127,16 +127,14 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     """Changes of a line that has run in the past, if the cause points to one."""
     own = _BY_CAUSE.get(cause or "")
     if own is not None:
-        yield from itertools.islice(
-            own(lab, e), _MAX_SCHEDULES if cause == "bad_schedule" else None
-        )
+        limit = _MAX_SCHEDULES if cause == "bad_schedule" else None
+        yield from itertools.islice(own(lab, e), limit)
         return
     if cause == "uninitialized_memory" and e.memory is not None:
         yield from memory_changes(lab, e)
     if cause in ("lr_divergence", "exploding_gradient"):
-        yield from (
-            c for c in (clip_order_change(lab), line_search_change(lab, e)) if c is not None
-        )
+        made = (clip_order_change(lab), line_search_change(lab, e))
+        yield from (change for change in made if change is not None)
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)
@@ -218,10 +216,8 @@ class _Search:
         elif setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
-            dtype, room = self.evidence.dtype, setting.room
-            proof, result = yield from self.trial.prove(
-                setting, dtype, is_exact=room > 0, room=room
-            )
+            kind, room = self.evidence.dtype, setting.room
+            proof, result = yield from self.trial.prove(setting, kind, is_exact=room > 0, room=room)
             proof = replace(proof, note=proof.note or setting.note)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...diagnose.evidence import Evidence
+from ...diagnose.searched import is_in_search
 from ...remedies import Candidate, apply, with_keyword
 from .. import changes
 from ..laboratory import Laboratory
@@ -17,7 +18,8 @@ _KEY, _VALUE = "line_search_fn", "strong_wolfe"
 
 def line_search_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     """The optimizer with a line search, run from the last healthy state on."""
-    if e.optimizer.get("type") != "LBFGS" or _KEY in e.optimizer or not e.weights.searched:
+    is_of_search = bool(e.weights.searched) or is_in_search(e)
+    if e.optimizer.get("type") != "LBFGS" or _KEY in e.optimizer or not is_of_search:
         return None
     built = only_call(lab, "LBFGS")
     if built is None:

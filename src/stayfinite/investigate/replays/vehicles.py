@@ -309,11 +309,11 @@ class ClosureVehicle(Vehicle):
 
     def _apply(self, active: ActiveReplay) -> None:
         """The whole step of an optimizer with a search; others have been at weights of which nothing is known."""
-        optimizers = list(self.engine.state.optimizers)
-        if self._own.search_point is None or len(optimizers) != 1:
+        optimizers, evaluation = list(self.engine.state.optimizers), self._own.evaluation
+        if evaluation is None or [type(o) for o in optimizers] != [torch.optim.LBFGS]:
             active.result.is_complete = False
             return
-        optimizers[0].step(self._closure)
+        optimizers[0].step(evaluation)
 
 
 class FrameworkVehicle(Vehicle):
