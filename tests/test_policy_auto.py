@@ -180,6 +180,38 @@ def test_a_guard_that_heals_leaves_no_change_behind(tmp_path):
     assert optimizer.param_groups[0]["lr"] == 1e18
 
 
+def _first_steps(policy, first, later):
+    """20 steps on `first` batches and then on `later` ones; returns the guard, and the error that ended them."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Guard(model, optimizer, policy=policy) as guard:
+        try:
+            for i in range(20):
+                guard.step(
+                    lambda m, x: m(x).square().mean() + x.sum().sqrt(), first if i < 15 else later
+                )
+        except BudgetExceededError as e:
+            return guard, str(e)
+    return guard, None
+
+
+@pytest.mark.usefixtures("causes_only")
+def test_a_run_of_which_no_step_can_be_applied_is_stopped():
+    negative, good = -torch.ones(2, 4), torch.ones(2, 4)
+    guard, text = _first_steps("auto", negative, good)
+    assert "not one of the first 13 steps could be applied" in text
+    assert "last healthy state" not in text  # there is none: nothing was trained
+    assert len(guard.incidents) == 13
+    guard, text = _first_steps("skip", negative, good)
+    assert (text, len(guard.incidents)) == (None, 15)
+
+
+@pytest.mark.usefixtures("causes_only")
+def test_bad_samples_at_the_start_of_a_data_set_are_skipped_as_ever():
+    guard, text = _first_steps("auto", torch.full((2, 4), float("nan")), torch.ones(2, 4))
+    assert (text, len(guard.incidents)) == (None, 15)
+
+
 def test_what_the_policies_answer():
     lost = Outlook(reason="the weights are 1e30")
     cured = Outlook(reason="the weights are 1e30", change="a learning rate of 0.1", lr_factor=0.1)

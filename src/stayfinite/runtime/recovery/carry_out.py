@@ -26,6 +26,7 @@ from ..window import Verdict, Window
 from .healing import Healing
 from .left_out import LeftOut
 from .part_redo import PartRedo
+from .stopping import PATIENCE, FirstSteps, budget_message, give_up_message, outlook_message
 
 __all__ = ["DEEP", "Recovery"]
 
@@ -33,8 +34,6 @@ DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _NEARLY = 25
 """A diverged run that has at most this many batches left in its epoch may finish the epoch."""
-_PATIENCE = 12
-"""An adaptive policy stops after this many bad steps in a row that could not be explained."""
 
 
 class Recovery:
@@ -60,6 +59,7 @@ class Recovery:
         self._lost: Outlook | None = None
         """Set if the state has diverged and the run waits for the end of the epoch."""
         self._lost_epoch: int | None = None
+        self._start = FirstSteps()
         self.healing = Healing()
         self.folder: Path | None = None
         """The run folder, if there is one."""
@@ -86,7 +86,9 @@ class Recovery:
         incident = verdict.incident = self._with_facts(verdict.incident, window)
         self.tally.num_consecutive += 1
         self.tally.num_total += 1
-        verdict.outlook = verdict.outlook or self._lost
+        is_first = not self._host.num_applied and self.policy.is_adaptive
+        never = self._start.note(incident, self._host.ranks) if is_first else None
+        verdict.outlook = verdict.outlook or self._lost or never
         decision = self._decide(incident, window, verdict.outlook)
         is_own = window is not None and window.is_scripts_own
         if is_own and decision.kind not in ("raise", "stop"):
@@ -122,15 +124,12 @@ class Recovery:
             self.plan.note_incident()
         if decision.kind == "raise":
             raise NonFiniteError(headline(incident), incident)
-        if decision.kind == "stop" and verdict.outlook is not None:
-            raise BudgetExceededError(self._stop_message(incident, verdict.outlook), incident)
         if decision.kind == "stop":
-            raise BudgetExceededError(
-                f"{decision.reason}; the training cannot go on by {_activity(self.policy)}\n"
-                f"  where: {headline(incident)}\n"
-                f"  try: {self._advice()}",
-                incident,
-            )
+            if verdict.outlook is not None:
+                text = outlook_message(incident, verdict.outlook, self.policy, self.last_healthy)
+            else:
+                text = budget_message(incident, decision.reason, self.policy)
+            raise BudgetExceededError(text, incident)
         return incident
 
     def _with_facts(self, incident: Incident, window: Window | None) -> Incident:
@@ -150,35 +149,7 @@ class Recovery:
         """End the run, if the policy is adaptive: nothing can help any more."""
         if self.policy.is_adaptive and self.incidents_so_far:
             last = self.incidents_so_far[-1]
-            raise BudgetExceededError(
-                f"{reason}\n  where: {headline(last)}\n  try: {self._advice()}", last
-            )
-
-    def _advice(self) -> str:
-        """The advice when the run stops."""
-        if self.policy.name in ("auto", "skip"):
-            return (
-                "fix the cause, or let it go back and slow down: the policy rollback:6:lr=0.2 returns "
-                "to the last snapshot with a fifth of the learning rate"
-            )
-        return "fix the cause, or roll back to the last good checkpoint"
-
-    def _stop_message(self, incident: Incident, outlook: Outlook) -> str:
-        lines = [f"stopped: {outlook.reason}, so leaving batches out cannot help"]
-        lines.append(f"  where: {headline(incident)}")
-        diff = next((f for f in incident.diagnosis.fixes if f.status == "proved" and f.diff), None)
-        if diff is not None and diff.experiment is None:
-            lines.append(f"  try: {diff.title} (the diff above)")
-        elif outlook.change:
-            again = "; --policy heal goes on with it by itself" * (self.policy.name == "auto")
-            lines.append(f"  try: {outlook.change} ({outlook.proof}){again}")
-        else:
-            cause = incident.diagnosis.cause
-            page = f" (stayfinite explain {cause})" if cause else ""
-            lines.append(f"  try: fix the cause{page}, then resume from the last healthy state")
-        if self.last_healthy is not None:
-            lines.append(f"  last healthy state: {short_path(str(self.last_healthy))}")
-        return "\n".join(lines)
+            raise BudgetExceededError(give_up_message(last, reason, self.policy), last)
 
     def _by_parts(
         self, verdict: Verdict, window: Window, decision: Decision
@@ -210,7 +181,7 @@ class Recovery:
         state, window = self.state, verdict.window
         detail = f"leaving batches out cannot help: {outlook.reason}"
         is_own = window is not None and bool(window.manual_update)
-        if state.snapshot.is_taken and not is_own:
+        if state.snapshot.is_taken and not is_own and self._host.num_applied:
             tag = state.snapshot.tag
             state.clear_grads()
             state.snapshot.restore()
@@ -253,7 +224,7 @@ class Recovery:
             return Decision("skip" if wanted in cannot else wanted, "spike")
         is_dark = outlook is None and not incident.location.is_reproduced
         is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
-        is_long = self.policy.is_adaptive and self.tally.num_consecutive > _PATIENCE
+        is_long = self.policy.is_adaptive and self.tally.num_consecutive > PATIENCE
         # They may not have been able to investigate together.
         if is_long and self._host.ranks.any(is_new):
             count = self.tally.num_consecutive
@@ -380,11 +351,6 @@ class Recovery:
             restored_step=tag,
             detail=_rollback_detail(tag, len(since), decision, state.lrs()),
         )
-
-
-def _activity(policy: Policy) -> str:
-    kinds = {r.kind for r in policy.steps()}
-    return "rolling back" if "rollback" in kinds else "skipping"
 
 
 def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float, ...]) -> str:
