@@ -53,10 +53,20 @@ def test_exponential_that_will_overflow_is_announced_with_its_line():
     assert "test_operators.py" in warning.name and warning.name.startswith("exp at")
 
 
-def test_trend_that_is_clear_at_the_first_near_look_waits_a_step_for_its_line():
+def test_trend_that_is_clear_at_the_first_near_look_is_announced_at_once():
     guard, told = train(Ratio(2.0), 2.5)
     assert [w.name.partition(":")[2] != "" for w in told] == [True]
     assert told[0].step < guard.incidents[0].event.step
+
+
+def test_operator_that_is_written_twice_is_announced_without_a_line():
+    class Twice(Ratio):
+        def forward(self, x):
+            small = torch.exp(-x).sum()
+            return small + torch.exp(self.scale * x).clamp(max=1).sum()
+
+    _, told = train(Twice(30.0), 1.3)
+    assert [w.name for w in told] == ["exp"]
 
 
 def test_exponential_that_stays_is_not_announced():
@@ -92,9 +102,16 @@ def test_checkpointed_part_is_not_computed_again_for_a_look():
     assert len(calls) == 2 * 20
 
 
-def test_anomaly_mode_is_as_it_was():
-    train(Ratio(30.0), 1.3)
-    assert not torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+def test_anomaly_mode_is_never_on():
+    seen = set()
+
+    class Watching(Ratio):
+        def forward(self, x):
+            seen.add((torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()))
+            return super().forward(x)
+
+    _, told = train(Watching(30.0), 1.3, num_steps=30)
+    assert told and seen == {(False, True)}
 
 
 def test_the_scripts_own_anomaly_mode_is_left_alone():

@@ -8,6 +8,7 @@ something is on its way, it is looked at in each step, as long as the budget las
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import defaultdict, deque
 from typing import Protocol
@@ -19,10 +20,12 @@ from ...detect.approach import NEAR, steps_left
 from ...locate.frames import Frame, place_from_traceback
 from ...records import Event
 from ...report.text import short_path
+from ..frames import calling_frames
 from ..outside_modes import outside_user_code
 from ..state import TrainState
 from ..window import Window
 from .operands import Key, Operand, operands, shares
+from .operator_lines import codes_of, line_of
 
 __all__ = ["OperatorWatch"]
 
@@ -57,21 +60,13 @@ class OperatorWatch:
         self._points: defaultdict[Key, deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=_KEPT)
         )
-        self._places: dict[Key, Frame | None] = {}
-        """The line of each operator that is near its limit."""
-        self._asked: set[Key] = set()
-        """Those whose lines were to be noted."""
         self._told: set[object] = set()
-        self._is_noting = False
-        """Whether autograd notes the lines of one forward (anomaly mode, without its checks)."""
         self.is_due = True
         """Whether the next backward is looked at."""
 
     def plan(self) -> None:
         """Look at the next step if there is time for it. Called when the clock is read anyway."""
-        if not self.is_due:
-            self.stop_noting()
-            self.is_due = self._has_time()
+        self.is_due = self.is_due or self._has_time()
 
     def _has_time(self) -> bool:
         elapsed = time.perf_counter() - self._started
@@ -84,7 +79,6 @@ class OperatorWatch:
         # A device is waited for; on a processor, other processes do not count.
         clock = time.thread_time if loss.is_cpu else time.perf_counter
         start = clock()
-        self.stop_noting()
         looked = operands(loss)
         is_near = False
         for operand, share in zip(looked, shares(looked)):
@@ -92,8 +86,6 @@ class OperatorWatch:
                 is_near |= self._note(training, window, operand, share)
         self._spent += clock() - start
         self.is_due = is_near and self._has_time()
-        if not self.is_due:
-            self.stop_noting()
 
     def _note(self, training: Warns, window: Window, operand: Operand, share: float) -> bool:
         """Whether this operator is on its way to its limit."""
@@ -105,27 +97,24 @@ class OperatorWatch:
         points.append((step, share))
         if not has_risen or key in self._told:
             return False
-        is_place_known = self._find_place(operand)
         left = steps_left(points)
-        if left is not None and is_place_known:
+        if left is not None:
             self._tell(training, window, operand, left)
         return True
 
-    def _find_place(self, operand: Operand) -> bool:
-        """Whether the line is known, or cannot be found; False if the next look may find it."""
-        key = operand.key
+    def _find_place(self, training: Warns, window: Window, operand: Operand) -> Frame | None:
+        """The operator's line: noted by the script's own anomaly mode, or the only one in the source."""
         recorded = operand.node.metadata.get("traceback_")
         if recorded:
-            self._places[key] = place_from_traceback(recorded).user
-        elif key not in self._places and key not in self._asked:
-            self._asked.add(key)
-            self._note_lines()
-            return False
-        return True
+            return place_from_traceback(recorded).user
+        own = getattr(window.batches[0].loss_fn, "__code__", None)
+        others = [own, *(f.f_code for f in calling_frames(sys._getframe(1)))]
+        modules = [m for root in training.state.roots.values() for m in root.modules()]
+        return line_of(operand.op, codes_of(modules, others))
 
     def _tell(self, training: Warns, window: Window, operand: Operand, left: float) -> None:
         """Warn once of each operator, and once of each line."""
-        place = self._places.get(operand.key)
+        place = self._find_place(training, window, operand)
         is_known = place in self._told
         self._told |= {operand.key} if place is None else {operand.key, place}
         if is_known:
@@ -154,18 +143,6 @@ class OperatorWatch:
             f"in about {num_left} step{'s' if num_left != 1 else ''}; " + _advice(operand)
         )
 
-    def _note_lines(self) -> None:
-        """Let autograd note the lines of the next forward."""
-        if not torch.is_anomaly_enabled():
-            self._is_noting = True
-            torch.set_anomaly_enabled(True, False)
-
-    def stop_noting(self) -> None:
-        """Restore what was set before; later, if the script has set something else in the meantime."""
-        if self._is_noting and not torch.is_anomaly_check_nan_enabled():
-            self._is_noting = False
-            torch.set_anomaly_enabled(False, True)
-
     def forget(self) -> None:
         """The training was rolled back."""
         self._points.clear()
@@ -173,7 +150,6 @@ class OperatorWatch:
     def close(self) -> None:
         """Look no more: the training is over, or its operators cannot be looked at."""
         self.is_due, self._spent = False, math.inf
-        self.stop_noting()
 
 
 def _advice(operand: Operand) -> str:
