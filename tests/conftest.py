@@ -123,6 +123,9 @@ def _no_patch_is_left():
         gc.collect()  # a guard that nobody holds closes itself
     left = _subscriptions() - before
     manager.close_all(list(left))
+    modes = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.autograd.set_detect_anomaly(False, check_nan=True)
+    assert modes == (False, True), "anomaly mode was left as it was not found"
     assert not left, sorted(f"{s.target.owner}.{s.target.name}: {s.target.reason}" for s in left)
 
 
