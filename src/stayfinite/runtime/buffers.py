@@ -161,12 +161,21 @@ class Buffers:
     @torch.no_grad()
     def restore_bad(self) -> None:
         """The same for modules with a buffer that is not finite."""
-        bad = {
+        bad = self._bad()
+        self._restore([f for f in (*self._found(), *self._moving) if id(f[0]) in bad])
+
+    @torch.no_grad()
+    def restore_layers(self) -> None:
+        """The same, and for layers: modules with weights, and norms. A metric keeps the sums that the loop has added."""
+        bad, all_homes = self._bad(), (*self._found(), *self._moving)
+        self._restore([f for f in all_homes if id(f[0]) in bad or _is_layer(f[0])])
+
+    def _bad(self) -> set[int]:
+        return {
             id(module)
             for module, key, _ in (*self._found(), *self._moving)
             if (live := _live(module, key)) is not None and not is_finite(live)
         }
-        self._restore([f for f in (*self._found(), *self._moving) if id(f[0]) in bad])
 
     def _restore(self, homes: list[tuple[nn.Module, str, str]]) -> None:
         """Restore each buffer separately; those that cannot be restored are named in one error."""
@@ -201,6 +210,10 @@ class Buffers:
         ):  # expanded, or made in inference mode: it cannot be written to any more
             live = module._buffers[key] = kept.clone()
         self._copies[id(module), key] = (live, kept, live._version)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) or any(p is not None for p in module._parameters.values())
 
 
 def _live(module: nn.Module, key: str) -> Tensor | None:

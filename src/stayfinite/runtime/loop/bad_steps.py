@@ -151,7 +151,7 @@ class BadSteps:
 
         def undo() -> None:
             is_same = not window.is_loaderless and self._weight_versions() == self._versions
-            (buffers.restore if is_same else buffers.restore_bad)()
+            (buffers.restore_layers if is_same else buffers.restore_bad)()
 
         return undo
 
