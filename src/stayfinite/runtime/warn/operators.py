@@ -31,7 +31,7 @@ __all__ = ["OperatorWatch"]
 
 _SHARE = 0.4
 """Of the budget for deep checks."""
-_CREDIT = 0.04
+_CREDIT = 0.015
 """Seconds that may be spent at the start: a short training could not afford a single look."""
 _KEPT = 8
 _AT_ZERO = "keep its argument away from 0: a floor (clamp), or the form that takes logarithms"
